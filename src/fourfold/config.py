@@ -1,0 +1,89 @@
+"""The one reader of the environment, and the frozen configuration that everything is resolved into."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from fourfold.errors import ConfigError
+
+ActivationDtype = Literal["int8", "bfloat16", "float32"]
+KVDtype = Literal["bfloat16", "float32"]
+Isa = Literal["auto", "scalar", "avx2", "avx512"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One resolved configuration; printed at start. `None` means "derived or measured"."""
+
+    model: str = "smollm2"
+    max_model_len: int | None = None
+    """Longest sequence, prompt and answer together (tokens). None: what the model allows and the KV pool holds."""
+    max_num_seqs: int = 64
+    """Sequences computed in one step."""
+    max_num_batched_tokens: int = 512
+    """Token budget of one step."""
+    max_waiting: int = 1024
+    """Bound of the waiting queue; beyond it requests get 429."""
+    activation_dtype: ActivationDtype = "int8"
+    """What activations are held in inside matmuls with integer weights. float32 is exact."""
+    kv_cache_dtype: KVDtype = "bfloat16"
+    kv_cache_bytes: int | None = None
+    """Size of the KV pool. None: a share of the memory that is free."""
+    num_kv_blocks: int | None = None
+    """Size of the KV pool in blocks; wins over kv_cache_bytes."""
+    threads: int | None = None
+    """None: the physical cores this process may use (affinity and cgroup quota respected)."""
+    isa: Isa = "auto"
+    seed: int | None = None
+    """Base of the seeds of requests that bring none. None: from the operating system."""
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name, kind in (("activation_dtype", ActivationDtype), ("kv_cache_dtype", KVDtype), ("isa", Isa)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "threads", "max_waiting"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 2**31:
+                raise ConfigError(f"{name} must be between 1 and 2147483647, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says. FOURFOLD_CACHE_DIR: artefacts and downloaded models. FOURFOLD_API_KEY: server key."""
+
+    cache_dir: Path = field(default_factory=lambda: _default_cache())
+    api_key: str | None = None
+    log_level: str = "info"
+
+    _NAMES = ("FOURFOLD_CACHE_DIR", "FOURFOLD_API_KEY", "FOURFOLD_LOG_LEVEL")
+
+    @staticmethod
+    def read(env: Mapping[str, str] | None = None) -> Environment:
+        """Raises ConfigError on an unknown FOURFOLD_* name (with the nearest known one) or a bad value."""
+        env = os.environ if env is None else env
+        for name in env:
+            if name.startswith("FOURFOLD_") and name not in Environment._NAMES:
+                near = difflib.get_close_matches(name, Environment._NAMES, 1, 0)
+                raise ConfigError(f"unknown environment variable {name}; did you mean {near[0]}?")
+        level = env.get("FOURFOLD_LOG_LEVEL", "info").lower()
+        if level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"FOURFOLD_LOG_LEVEL must be debug, info, warning or error, got {level!r}")
+        cache = env.get("FOURFOLD_CACHE_DIR")
+        return Environment(
+            cache_dir=Path(cache).expanduser() if cache else _default_cache(env),
+            api_key=env.get("FOURFOLD_API_KEY") or None,
+            log_level=level,
+        )
+
+
+def _default_cache(env: Mapping[str, str] | None = None) -> Path:
+    env = os.environ if env is None else env
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fourfold"

@@ -1,0 +1,33 @@
+"""The engine as the server and the offline API see it. Local, in another process or on another machine: one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+
+class EngineClient(Protocol):
+    """Who submits owns the iterator; leaving it early (aclose, cancel) aborts the request in the engine."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """Events of one sequence; the last one has a finish_reason.
+
+        Raises InvalidRequestError (does not fit), OverloadedError (queue full), EngineDeadError (engine died
+        after something was sent; a request nothing was sent for is retried once on the new engine).
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def healthy(self) -> tuple[bool, str]:
+        """True when the engine is alive and, if it has work, making progress; else False and why."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,205 @@
+"""The vocabulary shared by every layer: what a request asks for and what comes back.
+
+Everything here is a `msgspec.Struct`, so that it crosses the process boundary between the HTTP front
+and the engine as MessagePack without a second set of classes. Nothing here imports another module of
+the project but `errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from fourfold.errors import InvalidRequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+"""Most alternatives reported per token (the OpenAI limit for chat)."""
+
+MAX_N = 128
+"""Most completions of one prompt in one request."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose tokens, and when to stop. Field names and meanings are those of vLLM and OpenAI.
+
+    temperature: 0 means greedy; values below 1e-5 are treated as greedy.
+    top_k: 0 or -1 switches it off.  top_p, min_p, typical_p: 1, 0 and 1 switch them off.
+    repetition_penalty: divides (multiplies, if negative) logits of tokens seen in prompt or output
+        (Keskar et al. 2019, CTRL).  presence/frequency_penalty: subtract per token seen in the output.
+    seed: per request; the drawn tokens do not depend on the neighbours in the batch.
+    logprobs: None for none, 0 for the chosen token only, k for the k best as well.
+    prompt_logprobs: the same for prompt tokens.
+    max_tokens: None means "until the context is full".
+    stop: strings that end the answer; they are not part of it unless include_stop_str_in_output.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raises InvalidRequestError naming the field, its value and its limits."""
+
+        def check(ok: bool, field: str, limits: str) -> None:
+            if not ok:
+                raise InvalidRequestError(f"{field} must be {limits}, got {getattr(self, field)!r}", field)
+
+        for field in (
+            "temperature", "top_p", "min_p", "typical_p",
+            "repetition_penalty", "presence_penalty", "frequency_penalty",
+        ):  # fmt: skip
+            check(math.isfinite(getattr(self, field)), field, "a finite number")
+        check(1 <= self.n <= MAX_N, "n", f"between 1 and {MAX_N}")
+        check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
+        check(self.top_k >= -1, "top_k", "0 or -1 (off) or at least 1")
+        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
+        check(0 < self.typical_p <= 1, "typical_p", "in (0, 1]")
+        check(0 < self.repetition_penalty <= 100, "repetition_penalty", "in (0, 100]")
+        check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
+        check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
+        check(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
+        check(self.min_tokens >= 0, "min_tokens", "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, field)
+            check(value is None or 0 <= value <= MAX_LOGPROBS, field, f"between 0 and {MAX_LOGPROBS}")
+        check(len(self.stop) <= 64 and all(self.stop), "stop", "at most 64 non-empty strings")
+        check(all(len(s) <= 4096 for s in self.stop), "stop", "strings of at most 4096 characters")
+        check(len(self.stop_token_ids) <= 256, "stop_token_ids", "at most 256 ids")
+        check(len(self.logit_bias) <= 4096, "logit_bias", "at most 4096 entries")
+        if vocab_size is not None:
+            for token in (*self.logit_bias, *self.stop_token_ids):
+                if not 0 <= token < vocab_size:
+                    field = "logit_bias" if token in self.logit_bias else "stop_token_ids"
+                    raise InvalidRequestError(
+                        f"{field} names token {token}, but ids run from 0 to {vocab_size - 1}", field
+                    )
+        for token, bias in self.logit_bias.items():
+            if not -100 <= bias <= 100:
+                raise InvalidRequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias!r}", "logit_bias")
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One sequence for the engine to continue. `n > 1` is expanded by the client into n of these.
+
+    prompt_ids: token ids, at least one.
+    eos_ids: ids that end the answer unless sampling.ignore_eos (union of config, generation config, tokenizer).
+    allowed_vocab: ids at or above it have no token and are never sampled (Qwen pads its logits).
+    cache_salt: who may share KV with this request; derived from the API key, narrowed by the body.
+    priority: lower runs first.  arrival: time.monotonic() seconds of the process that made it.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    allowed_vocab: int | None = None
+    cache_salt: str = ""
+    priority: int = 0
+    arrival: float = 0.0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token under the model's own distribution (before temperature and penalties).
+
+    rank: 1 for the most likely token.  top: (token id, logprob) of the k best, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step brought for one request.
+
+    token_ids: the new tokens, in order; an EOS or stop token is included as the last one.
+    logprobs: one entry per new token, if asked for.
+    prompt_logprobs: sent once, with the first event: None for the first prompt token, then one per token.
+    finish_reason / stop_token: set on the last event; stop_token is the id that ended the answer, if one did.
+    error: message, when finish_reason is "error".
+    cached_tokens: prompt tokens whose KV was reused (first event).
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What the front must know of the loaded model; sent by the engine when it is ready."""
+
+    name: str
+    path: str
+    family: str
+    parameters: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    weight_bytes: int
+    description: dict[str, str] = {}
+
+
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A snapshot of the engine, cheap enough to send a few times per second. Counters only ever grow."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    live_blocks: int = 0
+    total_blocks: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+    finished: int = 0
+    nan_requests: int = 0
+    last_progress: float = 0.0
+    """time.monotonic() of the last step that computed something, or of start."""
+    step_seconds: float = 0.0
+    """Wall seconds spent in steps."""
+    backend_seconds: float = 0.0
+    """Wall seconds of those spent inside the backend."""
+    rss_bytes: int = 0
