@@ -1,0 +1,68 @@
+// The contract of attention over a paged KV cache: plain data shared by the runtime, the planner of work items and the
+// kernels of every instruction set. Nothing here owns memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ff {
+
+enum class KvType : int32_t { bf16 = 0, f32 = 1 };
+
+constexpr int kBlockTokens = 32;  // tokens per KV block
+
+// One layer of the KV pool. Block b begins at base + b * block_bytes; inside it KV head h begins at h * head_bytes, K
+// first, then V (at v_offset):
+//   bf16: K as [head_dim / 2][32 tokens][2], V as [32 / 2 tokens][head_dim][2]  (pairs, as vdpbf16ps reads them)
+//   f32:  K as [head_dim][32 tokens],        V as [32 tokens][head_dim]
+// The pool is zero at start. A slot past the end of a sequence may hold another request's old numbers, even NaN, so
+// kernels never let such a slot into a sum (not even multiplied by zero).
+struct KvLayer {
+  uint8_t* base;
+  size_t block_bytes, head_bytes, v_offset;
+  int32_t kv_heads, head_dim;
+  KvType type;
+};
+
+// The sequences of one batch. Sequence s has tokens rows row_start[s] .. row_start[s + 1] - 1 of the batch at positions
+// context[s] + i; its KV block for position p is blocks[block_start[s] + p / 32].
+struct Sequences {
+  int32_t count;
+  const int32_t* row_start;    // [count + 1]
+  const int32_t* context;      // [count]
+  const int32_t* block_start;  // [count + 1]
+  const int32_t* blocks;
+};
+
+struct HeadNorm {  // RMSNorm over each head; weight null: none
+  const float* weight;
+  float eps, offset;
+};
+
+struct AttentionArgs {
+  // Rows of the batch, row stride in floats; q, k and v may be columns of one matrix. q and k are overwritten by the
+  // prologue (norm and rotation in place).
+  float *q, *k;
+  const float* v;
+  size_t q_stride, k_stride, v_stride;
+  float* out;
+  size_t out_stride;
+  int32_t rows, heads, kv_heads, head_dim;
+  float scale;
+  int32_t window;      // 0: none; else a query sees itself and the window - 1 tokens before it
+  float softcap;       // 0: none
+  const float* sinks;  // [heads] or null
+  HeadNorm q_norm, k_norm;
+  const float *cos, *sin;  // [rows, rope_dim / 2] of this batch's tokens, scaled; null: no rotation
+  int32_t rope_dim;
+  bool exact;  // fp32 arithmetic throughout; otherwise q and probabilities may be rounded to bf16 for dot products
+  KvLayer kv;
+  Sequences seqs;
+};
+
+// A work item: query rows [row, row + rows) of sequence seq (all of them in it), all query heads of KV head kv_head.
+struct AttentionItem {
+  int32_t seq, row, rows, kv_head;
+};
+
+}  // namespace ff
