@@ -15,7 +15,7 @@ struct SampleRow {
   int32_t history_start, history_prompt_end, history_end;
   int32_t bias_start, bias_end, ban_start, ban_end, mask;
 };
-static_assert(sizeof(SampleRow) == 104);
+static_assert(sizeof(SampleRow) == 96);
 
 struct SampleInputs {
   const int32_t* history;

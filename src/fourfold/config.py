@@ -61,6 +61,8 @@ class Environment:
     cache_dir: Path = field(default_factory=lambda: _default_cache())
     api_key: str | None = None
     log_level: str = "info"
+    offline: bool = False
+    """Fetch no model. HF_HUB_OFFLINE, the Hugging Face client's switch, so that one switch is enough."""
 
     _NAMES = ("FOURFOLD_CACHE_DIR", "FOURFOLD_API_KEY", "FOURFOLD_LOG_LEVEL")
 
@@ -80,7 +82,13 @@ class Environment:
             cache_dir=Path(cache).expanduser() if cache else _default_cache(env),
             api_key=env.get("FOURFOLD_API_KEY") or None,
             log_level=level,
+            offline=env.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
         )
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for a child process: this process's own with `changes`."""
+    return {**os.environ, **changes}
 
 
 def _default_cache(env: Mapping[str, str] | None = None) -> Path:

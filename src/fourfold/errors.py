@@ -11,6 +11,10 @@ class ModelNotFoundError(FourfoldError):
     """No model of that name could be found; the message lists what was tried."""
 
 
+class DownloadError(FourfoldError):
+    """A model could not be fetched; the message says from where, why, and how to do without."""
+
+
 class LoadError(FourfoldError):
     """A model file is damaged, foreign or unsupported; the message names the file and the key."""
 
