@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 1 << 16
 """Elements worked on at a time: the fp32 scratch of one chunk (256 KiB) stays in the L2 cache."""
 
 Unpack = Callable[[U8, U8], tuple[F32, F32 | None]]
-"""(blocks u8 [b, block_bytes], q u8 [b, block], written) -> scale f32 [b, block/group], offset of that shape or None."""
+"""(blocks u8 [b, block_bytes], q u8 [b, block] to fill) -> scale f32 [b, block/group], offset alike or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Groups:
     w[i, j] = scale[i, j // group] * (q[i, j] - zero) + offset[i, j // group], each operation rounded to fp32,
     is bit for bit what `decode` gives.
 
-    q: uint8 [n, k], below 2**bits.  scale: float32 [n, k/group].  offset: float32 [n, k/group] or None (zero).
+    q: uint8 [n, k], below 2**bits.  scale: float32 [n, k/group].  offset: float32 [n, k/group], None for zero.
     bits: the smallest of 4, 5, 6, 8 that holds q.
     """
 
@@ -54,7 +54,8 @@ class BlockFormat:
 
     block: elements of a row in one block.  block_bytes: bytes of one block.
     ggml_type: id in GGUF files, or None for formats GGUF does not have.
-    Exactly one of `integers` (scale * (q - zero) + offset) and `floats` (u8 [nbytes] -> f32 [elements]) is set.
+    integers: how blocks become scale * (q - zero) + offset, or
+    floats: u8 [nbytes] -> f32 [elements]. Exactly one of the two is set.
     encoder: f32 [b, block] -> u8 [b, block_bytes]; None where the project does not write the format.
     """
 
@@ -72,18 +73,15 @@ class BlockFormat:
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape. Raises ValueError when a row is not a whole number of blocks."""
-        if not shape:
-            columns = 1
-        else:
-            columns = shape[-1]
+        columns = shape[-1] if shape else 1
         if columns % self.block:
             raise ValueError(
-                f"{self.name} holds rows in blocks of {self.block} elements, so a row of {columns} cannot be stored"
+                f"{self.name} holds rows in blocks of {self.block} elements; a row of {columns} does not fit"
             )
         return math.prod(shape) // self.block * self.block_bytes
 
     def decode(self, data: U8, shape: Sequence[int]) -> F32:
-        """data: uint8 [nbytes(shape)] -> float32 of `shape`. Raises ValueError when the sizes do not match."""
+        """uint8 [nbytes(shape)] -> float32 of `shape`. Raises ValueError when the sizes do not match."""
         self._check(data, shape)
         if self.integers is None:
             assert self.floats is not None
@@ -143,8 +141,8 @@ class BlockFormat:
     def encode(self, array: NDArray[np.floating]) -> U8:
         """Floats [..., k], finite -> uint8 [..., k / block * block_bytes].
 
-        Raises ValueError when the format is not written by this project, k is not a whole number of blocks, or
-        a value is not finite or too large for the format's fp16 scales.
+        Raises ValueError when the format is not written by this project, k is not a whole number of blocks,
+        or a value is not finite or too large for the format's fp16 scales.
         """
         if self.encoder is None:
             raise ValueError(f"{self.name} can be read but not written")
@@ -165,7 +163,8 @@ class BlockFormat:
         needed = self.nbytes(shape)
         if data.dtype != np.uint8 or data.ndim != 1 or data.size != needed:
             raise ValueError(
-                f"{self.name} tensor of shape {tuple(shape)} needs uint8 [{needed}], got {data.dtype} {list(data.shape)}"
+                f"{self.name} tensor of shape {tuple(shape)} needs uint8 [{needed}], "
+                f"got {data.dtype} {list(data.shape)}"
             )
 
 
@@ -175,7 +174,7 @@ def half_column(blocks: U8, start: int) -> F32:
 
 
 def to_half(values: F32, name: str) -> U8:
-    """float32 [b, 1] as little-endian fp16, uint8 [b, 2]. Raises ValueError when a value overflows to infinity."""
+    """float32 [b, 1] as little-endian fp16, uint8 [b, 2]. Raises ValueError when a value overflows."""
     with np.errstate(over="ignore"):
         half = values.astype("<f2")
     if not np.isfinite(half).all():

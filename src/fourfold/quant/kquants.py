@@ -1,6 +1,7 @@
 """ggml's k-quants: super-blocks of 256 elements whose group scales are themselves quantized. Q2_K ... Q6_K.
 
-Element order: a run of packed bytes holds several bit planes; plane p of byte l is element p * run + l of its part.
+Element order: a run of packed bytes holds several bit planes; plane p of byte l is element p * run + l of
+its part.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BITS = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 
 
 def _planes(packed: U8, run: int, shifts: U8, mask: int, out: U8) -> None:
-    """out [b, parts * planes * run] = the bit planes of packed [b, parts * run], plane after plane within a part."""
+    """out [b, parts * planes * run] = bit planes of packed [b, parts * run], plane after plane within a part."""
     view = out.reshape(len(out), -1, shifts.size, run)
     np.right_shift(packed.reshape(len(packed), -1, 1, run), shifts, out=view)
     np.bitwise_and(out, mask, out=out)
@@ -35,8 +36,8 @@ def _bit_planes(packed: U8, weight: int) -> U8:
 def _six_bit_scales(packed: U8) -> tuple[U8, U8]:
     """12 bytes -> eight 6-bit scales and eight 6-bit minima (Q4_K, Q5_K).
 
-    Bytes 0-3 and 4-7 hold scales and minima 0-3 in their low six bits; their top two bits are the top bits of scales
-    and minima 4-7, whose low nibbles are in bytes 8-11 (scale low, minimum high).
+    Bytes 0-3 and 4-7 hold scales and minima 0-3 in their low six bits; their top two bits are the top bits
+    of scales and minima 4-7, whose low nibbles are in bytes 8-11 (scale low, minimum high).
     """
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=1)
@@ -45,7 +46,7 @@ def _six_bit_scales(packed: U8) -> tuple[U8, U8]:
 
 
 def _unpack_q2_k(blocks: U8, q: U8) -> tuple[F32, F32]:
-    """16 bytes: 4-bit scale (low) and minimum (high) per group of 16; 64 bytes of 2-bit codes; fp16 d; fp16 dmin."""
+    """16 bytes: 4-bit scale (low) and minimum (high) per group of 16; 64 of 2-bit codes; fp16 d; fp16 dmin."""
     scales = blocks[:, 0:16]
     _planes(blocks[:, 16:80], 32, _PAIRS, 3, q)
     d, dmin = half_column(blocks, 80), half_column(blocks, 82)
@@ -53,7 +54,7 @@ def _unpack_q2_k(blocks: U8, q: U8) -> tuple[F32, F32]:
 
 
 def _unpack_q3_k(blocks: U8, q: U8) -> tuple[F32, None]:
-    """32 bytes: third bit of each code; 64 bytes of low 2 bits; 12 bytes: sixteen 6-bit scales, minus 32; fp16 d."""
+    """32 bytes: third bit of each code; 64 of low 2 bits; 12: sixteen 6-bit scales, plus 32; fp16 d."""
     _planes(blocks[:, 32:96], 32, _PAIRS, 3, q)
     np.bitwise_or(q, _bit_planes(blocks[:, 0:32], 4), out=q)
     low, high = blocks[:, 96:104], blocks[:, 104:108]

@@ -1,4 +1,4 @@
-"""Float blocks to Q4_K and Q6_K: a weighted search for each group's scale, then quantized scales, then codes."""
+"""Float blocks to Q4_K and Q6_K: a weighted search for each group's scale, quantized scales, then codes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _divide(a: F32, b: F32) -> F32:
 def _fit_affine(x: F32, top: int) -> tuple[F32, F32]:
     """Scale and minimum [g, 1] of x [g, n] ~ scale * code - minimum, code in 0..top, scale and minimum >= 0.
 
-    For each trial scale the codes are fixed and scale and minimum solved by weighted least squares; the weight of an
-    element grows with its magnitude, so that large weights are kept best.
+    For each trial scale the codes are fixed and scale and minimum solved by weighted least squares; the weight
+    of an element grows with its magnitude, so that large weights are kept best.
     """
     weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=1, keepdims=True))
     low = np.minimum(x.min(axis=1, keepdims=True), 0)
@@ -55,7 +55,8 @@ def _fit_symmetric(x: F32, half: int) -> F32:
     best_error = np.sum(weight * (best * codes - x) ** 2, axis=1, keepdims=True)
     for step in _STEPS:
         codes = np.clip(np.rint(x * _divide(-(np.float32(half) + step), largest)), -half, half - 1)
-        scale = _divide((weight * x * codes).sum(axis=1, keepdims=True), (weight * codes * codes).sum(axis=1, keepdims=True))
+        sxc = (weight * x * codes).sum(axis=1, keepdims=True)
+        scale = _divide(sxc, (weight * codes * codes).sum(axis=1, keepdims=True))
         error = np.sum(weight * (scale * codes - x) ** 2, axis=1, keepdims=True)
         better = error < best_error
         best, best_error = np.where(better, scale, best), np.where(better, error, best_error)
@@ -75,7 +76,8 @@ def encode_q4_k(blocks: F32) -> U8:
     mn = np.clip(np.rint(_divide(minimum, dmin32)), 0, 63).astype(np.uint8)
     real_scale = (d32 * sc).reshape(-1, 1)
     real_minimum = (dmin32 * mn).reshape(-1, 1)
-    q = np.clip(np.rint(_divide(groups + real_minimum, real_scale)), 0, 15).astype(np.uint8).reshape(count, 4, 2, 32)
+    q = np.clip(np.rint(_divide(groups + real_minimum, real_scale)), 0, 15).astype(np.uint8)
+    q = q.reshape(count, 4, 2, 32)
     packed = np.concatenate(
         [
             (sc[:, :4] & 63) | ((sc[:, 4:] >> 4) << 6),
@@ -102,5 +104,6 @@ def encode_q6_k(blocks: F32) -> U8:
     low = (q & 15).reshape(count, 2, 2, 64)
     high = (q >> 4).reshape(count, 2, 4, 32)
     nibbles = (low[:, :, 0] | (low[:, :, 1] << 4)).reshape(count, 128)
-    tops = (high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)).reshape(count, 64)
+    tops = high[:, :, 0] | (high[:, :, 1] << 2) | (high[:, :, 2] << 4) | (high[:, :, 3] << 6)
+    tops = tops.reshape(count, 64)
     return np.concatenate([nibbles, tops, sc.view(np.uint8), d], axis=1)

@@ -1,7 +1,7 @@
 """ggml's formats of 32 elements with fp16 scales: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL.
 
-Layout of a block (all little-endian): fp16 d; fp16 m (the _1 formats); 4 bytes with the fifth bit of element i in
-bit i (the Q5 formats); 16 bytes of nibbles, the low ones elements 0-15, the high ones 16-31 (Q8_0: 32 int8).
+Layout of a block (all little-endian): fp16 d; fp16 m (the _1 formats); 4 bytes with the fifth bit of element
+i in bit i (the Q5 formats); 16 bytes of nibbles, the low ones elements 0-15, the high ones 16-31 (Q8_0: 32 int8).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _inverse(d: F32) -> F32:
 
 
 def _quantize_symmetric(blocks: F32, levels: int) -> tuple[F32, U8]:
-    """d [b, 1] and codes [b, 32]: the element of largest magnitude gets the most negative code, 0 stands for -levels/2."""
+    """d [b, 1] and codes [b, 32] of x = d * (code - levels/2): the largest magnitude gets code 0."""
     half = levels // 2
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
     d = largest / np.float32(-half)
@@ -110,7 +110,8 @@ def _encode_q5_0(blocks: F32) -> U8:
 
 def _encode_q5_1(blocks: F32) -> U8:
     d, m, q = _quantize_affine(blocks, 32)
-    return np.concatenate([to_half(d, "Q5_1"), to_half(m, "Q5_1"), _pack_fifth_bits(q), _pack_nibbles(q)], axis=1)
+    halves = [to_half(d, "Q5_1"), to_half(m, "Q5_1")]
+    return np.concatenate([*halves, _pack_fifth_bits(q), _pack_nibbles(q)], axis=1)
 
 
 def _encode_q8_0(blocks: F32) -> U8:
