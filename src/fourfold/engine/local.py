@@ -1,0 +1,139 @@
+"""The engine inside this process: synchronous for the offline API, in a thread behind the client protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+from fourfold.engine.loop import Engine
+from fourfold.engine.streams import Stream, Streams
+from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+
+class LocalEngine:
+    """Runs batches of requests in the calling thread: what the offline API uses."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.engine.model
+
+    def generate(self, requests: Iterable[EngineRequest]) -> Iterator[EngineEvent]:
+        """Events of all requests as they come. Leaving the iterator early aborts what is left.
+
+        A request that cannot be served raises InvalidRequestError before anything of it runs; the requests before
+        it are aborted. The queue's bound is respected by adding no more than fit.
+        """
+        engine = self.engine
+        pending = deque(requests)
+        unfinished: set[str] = set()
+        try:
+            while pending or unfinished:
+                self._feed(pending, unfinished)
+                for event in engine.step():
+                    if event.finish_reason is not None:
+                        unfinished.discard(event.request_id)
+                    yield event
+        finally:
+            for request_id in unfinished:
+                engine.abort(request_id)
+            if unfinished:
+                engine.step()  # takes the abort events, which nobody waits for
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _feed(self, pending: deque[EngineRequest], unfinished: set[str]) -> None:
+        limits = self.engine.scheduler.limits
+        while pending and self.engine.scheduler.num_waiting < limits.max_waiting:
+            request = pending.popleft()
+            self.engine.add(request)
+            unfinished.add(request.request_id)
+
+
+class ThreadedEngine:
+    """EngineClient over a core that runs in a thread of this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._streams = Streams()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._crash: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="fourfold-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._engine.model
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """See EngineClient.submit."""
+        if self._closing or self._crash is not None:
+            raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
+        stream = self._streams.open(request)
+        self._post(lambda: self._add(stream, request))
+        try:
+            async for event in stream.events():
+                yield event
+        finally:
+            if self._streams.discard(stream):
+                self._post(lambda: self._engine.abort(request.request_id))
+
+    async def abort(self, request_id: str) -> None:
+        self._post(lambda: self._engine.abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    async def healthy(self) -> tuple[bool, str]:
+        if not self._thread.is_alive():
+            return False, f"the engine thread ended: {self._crash or 'it was closed'}"
+        return True, ""
+
+    async def close(self) -> None:
+        """Stops after the running step; unfinished requests get EngineDeadError."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _add(self, stream: Stream, request: EngineRequest) -> None:
+        try:
+            self._engine.add(request)
+        except (InvalidRequestError, OverloadedError) as error:
+            self._streams.fail_soon(stream, error)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not (self._commands or self._closing or self._engine.has_work):
+                        self._wake.wait()
+                    if self._closing:
+                        break
+                    commands, self._commands = self._commands, deque()
+                for command in commands:
+                    command()
+                if self._engine.has_work:
+                    self._streams.deliver_soon(self._engine.step())
+        except BaseException as error:
+            self._crash = error
+            raise
+        finally:
+            self._streams.fail_all_soon(EngineDeadError(f"the engine stopped: {self._crash or 'it was closed'}"))
+            self._engine.close()

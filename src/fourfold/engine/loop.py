@@ -1,0 +1,167 @@
+"""The engine's core: the three calls of a step, the numbers about it, and the line in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from fourfold.config import EngineConfig
+from fourfold.engine.batch import Backend
+from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
+from fourfold.engine.outcome import check_result
+from fourfold.engine.policy import Limits
+from fourfold.engine.scheduler import Scheduler
+from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+logger = logging.getLogger("fourfold.engine")
+
+LOG_INTERVAL = 10.0
+"""Seconds between two lines of the log under load."""
+
+
+class Engine:
+    """Not thread-safe: one thread calls add, abort and step. stats() may be called from any thread."""
+
+    def __init__(
+        self, backend: Backend, model: ModelInfo, config: EngineConfig, kv_events: KVEventSink | None = None
+    ) -> None:
+        """kv_events: told of every block that becomes reusable or is evicted."""
+        self.backend = backend
+        limits = Limits(
+            max_model_len=model.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=min(config.max_num_batched_tokens, backend.max_batch_tokens),
+            max_waiting=config.max_waiting,
+            block_size=backend.block_size,
+            num_blocks=backend.num_blocks,
+            vocab_size=backend.vocab_size,
+        )
+        self.cache: PrefixCache = (
+            RadixCache(limits.num_blocks, limits.block_size, kv_events)
+            if config.prefix_caching
+            else PlainCache(limits.num_blocks, limits.block_size)
+        )
+        seed = secrets.randbits(64) if config.seed is None else config.seed
+        self.scheduler = Scheduler(limits, self.cache, seed)
+        # What is advertised is what is enforced.
+        self.model = msgspec.structs.replace(
+            model,
+            max_model_len=limits.max_len,
+            max_num_seqs=limits.max_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            vocab_size=limits.vocab_size,
+        )
+        self._outbox: list[EngineEvent] = []
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._backend_seconds = 0.0
+        self._last_progress = time.monotonic()
+        self._logged = EngineStats(last_progress=self._last_progress)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._outbox) or self.scheduler.has_work
+
+    def add(self, request: EngineRequest) -> None:
+        """Raises InvalidRequestError or OverloadedError; otherwise events will come, the last with a finish_reason."""
+        if not self.scheduler.has_work:
+            self._start_busy_period()
+        if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
+            counters = self.scheduler.counters
+            done = counters.prompt_tokens + counters.generation_tokens
+            self.scheduler.tokens_per_second = done / self._step_seconds if self._step_seconds else 0.0
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Frees the request's blocks now; its last event comes with the next step. Unknown ids are ignored."""
+        event = self.scheduler.abort(request_id)
+        if event is not None:
+            self._outbox.append(event)
+
+    def step(self) -> list[EngineEvent]:
+        """One batch. A backend that raises ends the requests of that batch with an error; the others go on."""
+        started = time.perf_counter()
+        events, self._outbox = self._outbox, []
+        batch = self.scheduler.next_batch()
+        if batch is None:
+            events += self.scheduler.take_orphans()
+            return events
+        running = time.perf_counter()
+        try:
+            result = self.backend.run(batch)
+            check_result(batch, result)
+        except Exception as error:
+            logger.exception("step %d failed; its %d requests end with an error", self._steps, len(batch.seq_tokens))
+            events += self.scheduler.fail(f"the engine failed on this batch: {type(error).__name__}: {error}")
+        else:
+            self._backend_seconds += time.perf_counter() - running
+            events += self.scheduler.commit(batch, result)
+        self._steps += 1
+        self._step_seconds += time.perf_counter() - started
+        self._last_progress = time.monotonic()
+        if self._last_progress - self._logged.last_progress >= LOG_INTERVAL:
+            self._log()
+        return events
+
+    def stats(self) -> EngineStats:
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        blocks = self.cache.ledger.counts()
+        return EngineStats(
+            step=self._steps,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            free_blocks=blocks.free,
+            cached_blocks=blocks.cached,
+            live_blocks=blocks.live,
+            total_blocks=blocks.total,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            preemptions=counters.preemptions,
+            aborted=counters.aborted,
+            finished=counters.finished,
+            nan_requests=counters.nan_requests,
+            last_progress=self._last_progress,
+            step_seconds=self._step_seconds,
+            backend_seconds=self._backend_seconds,
+            rss_bytes=self._rss(),
+        )
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def _rss(self) -> int:
+        """Resident bytes of this process; 0 where the system has no /proc."""
+        try:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * self._page_bytes
+        except OSError:
+            return 0
+
+    def _start_busy_period(self) -> None:
+        """Rates are of the time under load, so an idle hour before does not count."""
+        self._last_progress = time.monotonic()
+        self._logged = self.stats()
+
+    def _log(self) -> None:
+        now, before = self.stats(), self._logged
+        seconds = now.last_progress - before.last_progress
+        prompt = (now.prompt_tokens - before.prompt_tokens) / seconds
+        generated = (now.generation_tokens - before.generation_tokens) / seconds
+        logger.info(
+            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV use %.1f %%, prefix hits %.1f %%",
+            prompt,
+            generated,
+            now.running,
+            now.waiting,
+            100 * now.live_blocks / now.total_blocks,
+            100 * now.cached_prompt_tokens / max(1, now.prompt_tokens),
+        )
+        self._logged = now

@@ -1,0 +1,85 @@
+"""From a step's results to the events of one sequence: new tokens, logprobs, and whether that was the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fourfold.engine.batch import Batch, StepResult
+from fourfold.engine.batch_builder import Scheduled
+from fourfold.engine.sequence import Sequence
+from fourfold.types import EngineEvent, FinishReason, TokenLogprob
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler counts; each only grows. See EngineStats."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+    finished: int = 0
+    failed: int = 0
+    nan_requests: int = 0
+
+
+def check_result(batch: Batch, result: StepResult) -> None:
+    """Raises ValueError if a backend's arrays do not have one entry per logit row."""
+    rows = len(batch.samples)
+    for name in ("token", "logprob", "rank", "top_ids", "top_logprobs", "status"):
+        if len(getattr(result, name)) != rows:
+            raise ValueError(f"the backend gave {len(getattr(result, name))} entries of {name} for {rows} logit rows")
+
+
+def finish_event(seq: Sequence, reason: FinishReason, error: str | None = None) -> EngineEvent:
+    """The last event of a sequence that did not end by itself."""
+    return EngineEvent(request_id=seq.request.request_id, finish_reason=reason, error=error)
+
+
+def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepResult) -> EngineEvent | None:
+    """Appends the drawn token to the sequence. None if this step only computed a part of the prompt.
+
+    drawn: result.token as a list.
+    """
+    if item.targets:
+        _collect_prompt_logprobs(seq, item, result)
+    if not item.samples:
+        if seq.wants_tokens or seq.computed < seq.prompt_len:
+            return None
+        event = EngineEvent(request_id=seq.request.request_id, finish_reason="length")
+    else:
+        row = item.first_row + item.targets
+        token = drawn[row]
+        seq.tokens.append(token)
+        event = EngineEvent(request_id=seq.request.request_id, token_ids=[token])
+        if token in seq.stop_ids and seq.output_len >= seq.min_tokens:
+            event.finish_reason = "stop"
+            event.stop_token = token
+        elif len(seq.tokens) >= seq.max_total:
+            event.finish_reason = "length"
+        k = seq.request.sampling.logprobs
+        if k is not None:
+            event.logprobs = [row_logprob(result, row, k)]
+    if not seq.delivered:
+        event.cached_tokens = seq.cached_tokens
+        event.prompt_logprobs = seq.prompt_logprobs
+    return event
+
+
+def row_logprob(result: StepResult, row: int, k: int) -> TokenLogprob:
+    """The k best of one logit row beside the token itself; a vocabulary smaller than k gives fewer."""
+    top = [
+        (int(token), float(logprob))
+        for token, logprob in zip(result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist(), strict=True)
+        if token >= 0
+    ]
+    return TokenLogprob(int(result.token[row]), float(result.logprob[row]), int(result.rank[row]), tuple(top))
+
+
+def _collect_prompt_logprobs(seq: Sequence, item: Scheduled, result: StepResult) -> None:
+    owed = seq.prompt_logprobs
+    if owed is None:
+        raise ValueError(f"request {seq.request.request_id} has target rows but asked for no prompt logprobs")
+    k = seq.request.sampling.prompt_logprobs or 0
+    owed.extend(row_logprob(result, item.first_row + i, k) for i in range(item.targets))

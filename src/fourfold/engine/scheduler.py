@@ -1,0 +1,294 @@
+"""What to compute next, and what came of it. Pure Python: no torch, no I/O, no clock; the same calls, the same result.
+
+There is no prefill and no decode: a sequence has tokens computed and tokens known, and each step spends a budget of
+tokens on the gaps. Gaps of one token go first, so a long prompt never makes a running answer wait.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+
+from fourfold.engine.batch import Batch, StepResult
+from fourfold.engine.batch_builder import Scheduled, build_batch
+from fourfold.engine.cache import BlockTable, PrefixCache
+from fourfold.engine.cache.table import BlockName
+from fourfold.engine.outcome import Counters, finish_event, token_event
+from fourfold.engine.policy import MAX_HELD, Limits, check_request, rank_of, retry_after
+from fourfold.engine.sequence import Sequence, SequenceState
+from fourfold.errors import InvalidRequestError, OverloadedError
+from fourfold.types import EngineEvent, EngineRequest
+
+_rank = attrgetter("rank")
+_MASK64 = 2**64 - 1
+
+
+class Scheduler:
+    """Call next_batch, run it, call commit (or fail), and again. Between the two, add and abort are allowed.
+
+    Invariants: a WAITING sequence holds no blocks; a RUNNING one holds a table; `_waiting` and `_running` are sorted
+    by rank. The best-ranked running sequence can always take blocks from the others, and no sequence may grow beyond
+    the pool, so it always advances: there is no deadlock and no livelock.
+    """
+
+    def __init__(self, limits: Limits, cache: PrefixCache, seed: int = 0) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.counters = Counters()
+        self.tokens_per_second = 0.0
+        """Measured by the loop; only tells refused clients when to come back."""
+        self._base_seed = seed
+        self._ordinal = 0
+        self._unseeded = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._plan: dict[Sequence, Scheduled] = {}
+        self._budget = 0
+        self._preempted = False
+        self._orphans: list[EngineEvent] = []
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._orphans)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Ids of all requests that have not ended."""
+        return tuple(self._sequences)
+
+    def tables(self) -> list[BlockTable]:
+        """Every table there is (for the integrity check)."""
+        return [seq.table for seq in self._running if seq.table is not None]
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request. Raises InvalidRequestError (never servable) or OverloadedError (queue full)."""
+        check_request(request, self.limits)
+        if request.request_id in self._sequences:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
+        if len(self._waiting) >= self.limits.max_waiting:
+            queued = sum(min(seq.work_left, self.limits.max_model_len) for seq in self._waiting)
+            raise OverloadedError(
+                f"{len(self._waiting)} requests are waiting, the limit is {self.limits.max_waiting}; try again later",
+                retry_after(queued, self.tokens_per_second),
+            )
+        seq = Sequence(
+            request,
+            rank_of(request, self._ordinal),
+            self._seed_of(request),
+            self.limits.max_len,
+            self.limits.vocab_size,
+        )
+        self._ordinal += 1
+        self._sequences[request.request_id] = seq
+        insort(self._waiting, seq, key=_rank)
+
+    def abort(self, request_id: str) -> EngineEvent | None:
+        """Ends a request and gives its blocks back at once; None if there is none of that id (any more)."""
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return None
+        self.counters.aborted += 1
+        self._finish(seq)
+        return finish_event(seq, "abort")
+
+    def next_batch(self) -> Batch | None:
+        """The next step's work, or None if there is nothing to compute."""
+        self._plan = {}
+        self._budget = self.limits.max_num_batched_tokens
+        self._preempted = False
+        in_flight: set[BlockName] = set()
+        prefills = []
+        for seq in self._running.copy():
+            if len(seq.tokens) - seq.computed > 1:
+                prefills.append(seq)
+            elif seq.state == SequenceState.RUNNING:
+                self._schedule(seq, 1)
+        for seq in prefills:
+            if self._budget == 0:
+                break
+            if seq.state == SequenceState.RUNNING:
+                self._schedule_prefill(seq, in_flight)
+        if self._budget > 0 and not self._preempted and self._waiting:
+            self._admit(in_flight)
+        return build_batch(self._plan.values()) if self._plan else None
+
+    def commit(self, batch: Batch, result: StepResult) -> list[EngineEvent]:
+        """Takes the results (see check_result) of the batch made last. One event per sequence with news, in order."""
+        events = self.take_orphans()
+        drawn: list[int] = result.token.tolist()
+        bad = bool(result.status.any())
+        for item in self._plan.values():
+            seq = item.sequence
+            if seq.state != SequenceState.RUNNING or seq.table is None:
+                continue  # aborted while the batch ran
+            rows = item.targets + item.samples
+            if bad and result.status[item.first_row : item.first_row + rows].any():
+                self.counters.nan_requests += 1
+                events.append(self._fail(seq, "the model's output for this request was not finite (NaN or infinity)"))
+                continue
+            seq.computed += item.count
+            self.cache.insert(seq.table, seq.tokens, seq.computed)
+            event = token_event(seq, item, drawn, result)
+            if event is None:
+                continue
+            if not seq.delivered:
+                seq.delivered = True
+                self.counters.prompt_tokens += seq.prompt_len
+                self.counters.cached_prompt_tokens += seq.cached_tokens
+            self.counters.generation_tokens += len(event.token_ids)
+            if event.finish_reason is not None:
+                self.counters.finished += 1
+                self._finish(seq)
+            events.append(event)
+        self._plan = {}
+        return events
+
+    def fail(self, message: str) -> list[EngineEvent]:
+        """The batch made last could not be computed: ends its requests, and only those, with an error."""
+        events = self.take_orphans()
+        for seq in self._plan:
+            if seq.state == SequenceState.RUNNING:
+                events.append(self._fail(seq, message))
+        self._plan = {}
+        return events
+
+    def take_orphans(self) -> list[EngineEvent]:
+        """Events that belong to no batch (requests that could not be placed)."""
+        events, self._orphans = self._orphans, []
+        return events
+
+    def _seed_of(self, request: EngineRequest) -> int:
+        if request.sampling.seed is not None:
+            return request.sampling.seed & _MASK64
+        # SplitMix64 (Steele et al. 2014) of a counter of its own: requests with a seed do not advance it.
+        self._unseeded += 1
+        z = (self._base_seed + self._unseeded * 0x9E3779B97F4A7C15) & _MASK64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+        return z ^ (z >> 31)
+
+    def _schedule_prefill(self, seq: Sequence, in_flight: set[BlockName]) -> None:
+        table = self._table(seq)
+        if seq.computed == table.shared * self.limits.block_size and seq.computed < seq.reuse_limit:
+            gained = self.cache.extend(table, seq.tokens, seq.reuse_limit)
+            seq.computed += gained
+            if not seq.preempted:
+                seq.cached_tokens += gained
+            if self._hold(table, seq, in_flight):
+                return
+        name = self.cache.next_key(table, seq.tokens, table.salt)
+        if self._schedule(seq, len(seq.tokens) - seq.computed) and name is not None and seq.prompt_logprobs is None:
+            in_flight.add(name)
+
+    def _hold(self, table: BlockTable | None, seq: Sequence, in_flight: set[BlockName]) -> bool:
+        """True if another sequence computes this one's next block in this very step: cheaper to wait for it."""
+        if not in_flight or seq.reuse_limit < self.limits.block_size:
+            return False
+        name = self.cache.next_key(table, seq.tokens[: seq.reuse_limit], seq.request.cache_salt)
+        return name is not None and name in in_flight
+
+    def _schedule(self, seq: Sequence, wanted: int) -> bool:
+        """Plans up to `wanted` tokens of a running sequence, preempting worse-ranked ones for its blocks if it
+        must. False if the sequence had to give way itself."""
+        table = self._table(seq)
+        size = self.limits.block_size
+        while True:
+            count = min(wanted, self._budget)
+            held = len(table.blocks)
+            # A chunk takes what there is; only a sequence that could not advance at all displaces others.
+            count = min(count, (held + self.cache.ledger.available) * size - seq.computed)
+            if count > 0:
+                missing = -(-(seq.computed + count) // size) - held
+                if missing <= 0 or self.cache.allocate(table, missing):
+                    self._plan[seq] = Scheduled(seq, count)
+                    self._budget -= count
+                    return True
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return False
+
+    def _admit(self, in_flight: set[BlockName]) -> None:
+        index = 0
+        while index < len(self._waiting) and index <= MAX_HELD and self._budget > 0:
+            seq = self._waiting[index]
+            if self._hold(None, seq, in_flight):
+                index += 1
+                continue
+            if len(self._running) >= self.limits.max_seqs and not self._displace(seq):
+                return
+            table = self.cache.match(seq.tokens, seq.request.cache_salt, seq.reuse_limit)
+            matched = len(table.blocks) * self.limits.block_size
+            missing = -(-len(seq.tokens) // self.limits.block_size) - len(table.blocks)
+            # One block of reserve per running sequence, or the newcomer would soon be thrown out again.
+            if missing + len(self._running) > self.cache.ledger.available:
+                self.cache.release(table)
+                if self._displace(seq):
+                    continue
+                if not self._running:
+                    self._refuse(seq, missing)
+                    continue
+                return
+            del self._waiting[index]
+            seq.table, seq.computed, seq.state = table, matched, SequenceState.RUNNING
+            if not seq.preempted:
+                seq.cached_tokens = matched
+            insort(self._running, seq, key=_rank)
+            self._schedule_prefill(seq, in_flight)
+            if self._preempted:
+                return
+
+    def _displace(self, seq: Sequence) -> bool:
+        """Preempts the worst running sequence if it is of a strictly worse priority (arrival does not count)."""
+        if not self._running or self._running[-1].request.priority <= seq.request.priority:
+            return False
+        self._preempt(self._running[-1])
+        return True
+
+    # Before: running, with a table. After: waiting, its full blocks cached, the others free.
+    def _preempt(self, seq: Sequence) -> None:
+        planned = self._plan.pop(seq, None)
+        if planned is not None:
+            self._budget += planned.count
+        self.cache.release(self._table(seq))
+        self._running.remove(seq)
+        seq.table, seq.computed, seq.state, seq.preempted = None, 0, SequenceState.WAITING, True
+        insort(self._waiting, seq, key=_rank)
+        self._preempted = True
+        self.counters.preemptions += 1
+
+    def _refuse(self, seq: Sequence, missing: int) -> None:
+        """Nothing runs and it still does not fit: blocks are held from outside (pinned, or in transfer)."""
+        available = self.cache.ledger.available
+        message = f"{missing} KV blocks are needed, but only {available} of {self.limits.num_blocks} can be freed"
+        self._orphans.append(self._fail(seq, message))
+
+    def _fail(self, seq: Sequence, message: str) -> EngineEvent:
+        # What it computed is suspect, so nobody else may find it.
+        self._finish(seq, discard=True)
+        self.counters.failed += 1
+        return finish_event(seq, "error", message)
+
+    def _finish(self, seq: Sequence, discard: bool = False) -> None:
+        if seq.state == SequenceState.RUNNING:
+            self.cache.release(self._table(seq), discard)
+            self._running.remove(seq)
+        else:
+            self._waiting.remove(seq)
+        seq.table, seq.state = None, SequenceState.FINISHED
+        del self._sequences[seq.request.request_id]
+
+    @staticmethod
+    def _table(seq: Sequence) -> BlockTable:
+        if seq.table is None:
+            raise RuntimeError(f"sequence {seq.request.request_id} is running without blocks")
+        return seq.table

@@ -1,0 +1,117 @@
+"""One request inside the scheduler: its tokens, how many are computed, and how its next token is chosen."""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+import numpy as np
+
+from fourfold.engine.batch import SAMPLE_DTYPE
+from fourfold.engine.cache.table import BlockTable
+from fourfold.engine.policy import Rank
+from fourfold.types import EngineRequest, SamplingParams, TokenLogprob
+
+
+class SequenceState(IntEnum):
+    WAITING = 0
+    """Holds no blocks."""
+    RUNNING = 1
+    """Has a table and is advanced by every step."""
+    FINISHED = 2
+
+
+class Sequence:
+    """tokens: prompt, then output. computed: how many of them have KV. The gap between is the work to do.
+
+    A sequence that was preempted has computed 0 again and keeps its output in `tokens`: computing those anew is
+    the same work as a prompt's, so there is no special case for resumption.
+    """
+
+    __slots__ = (
+        "ban_ids", "bias_ids", "bias_values", "cached_tokens", "computed", "delivered", "max_total", "min_tokens",
+        "penalized", "preempted", "prompt_len", "prompt_logprobs", "rank", "record", "request", "state", "stop_ids",
+        "table", "tokens", "wants_tokens", "patched",
+    )  # fmt: skip
+
+    def __init__(self, request: EngineRequest, rank: Rank, seed: int, max_len: int, vocab_size: int) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.rank = rank
+        self.state = SequenceState.WAITING
+        self.tokens: array[int] = array("i", request.prompt_ids)
+        self.prompt_len = len(self.tokens)
+        self.computed = 0
+        self.table: BlockTable | None = None
+        self.cached_tokens = 0
+        self.preempted = False
+        self.delivered = False
+        """True once an event was made: the first one carries cached_tokens and prompt_logprobs."""
+        self.wants_tokens = sampling.max_tokens != 0
+        room = max_len - self.prompt_len
+        self.max_total = self.prompt_len + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
+        stops = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops.update(request.eos_ids)
+        self.stop_ids = frozenset(stops)
+        self.min_tokens = sampling.min_tokens
+        self.ban_ids: array[int] = array("i", sorted(t for t in stops if t < vocab_size) if sampling.min_tokens else ())
+        self.bias_ids: array[int] = array("i", sampling.logit_bias)
+        self.bias_values: array[float] = array("f", sampling.logit_bias.values())
+        self.penalized = (
+            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        self.prompt_logprobs: list[TokenLogprob | None] | None = (
+            None if sampling.prompt_logprobs is None else [None]
+        )
+        self.patched = bool(self.penalized or self.bias_ids or self.ban_ids)
+        """True if the record points into arrays of the batch, which move from step to step."""
+        self.record = _record(sampling, seed, min(request.allowed_vocab or vocab_size, vocab_size))
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def reuse_limit(self) -> int:
+        """Most tokens that may come from the prefix cache: one must be computed to have logits, and a prompt
+        position whose logprob is still owed must be computed too."""
+        limit = len(self.tokens) - 1
+        owed = self.prompt_logprobs
+        if owed is not None and len(owed) < self.prompt_len:
+            return min(limit, len(owed) - 1)
+        return limit
+
+    @property
+    def work_left(self) -> int:
+        """Tokens still to compute, at most."""
+        return self.max_total - self.computed
+
+
+def _record(sampling: SamplingParams, seed: int, allowed_vocab: int) -> bytes:
+    """The SAMPLE_DTYPE record; what changes from step to step is filled in by the batch builder."""
+    record = np.zeros(1, SAMPLE_DTYPE)
+    record["seed"] = seed
+    record["target"] = -1
+    record["temperature"] = 0 if sampling.greedy else sampling.temperature
+    record["top_k"] = max(0, sampling.top_k)
+    for name in (
+        "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    ):  # fmt: skip
+        record[name] = getattr(sampling, name)
+    record["logprobs"] = -1 if sampling.logprobs is None else sampling.logprobs
+    record["allowed_vocab"] = allowed_vocab
+    record["mask"] = -1
+    return record.tobytes()
+
+
+def target_records(sampling: SamplingParams, targets: array[int], first_row: int, allowed_vocab: int) -> bytes:
+    """Records that ask for the logprobs of known tokens: targets[i] after row first_row + i."""
+    records = np.zeros(len(targets), SAMPLE_DTYPE)
+    records["row"] = np.arange(first_row, first_row + len(targets))
+    records["target"] = targets
+    records["top_p"] = records["typical_p"] = records["repetition_penalty"] = 1
+    records["logprobs"] = sampling.prompt_logprobs
+    records["allowed_vocab"] = allowed_vocab
+    records["mask"] = -1
+    return records.tobytes()

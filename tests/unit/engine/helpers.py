@@ -1,0 +1,60 @@
+"""Engines over the fake backend, and ways to run requests through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fourfold.config import EngineConfig
+from fourfold.engine.loop import Engine
+from fourfold.types import EngineEvent, EngineRequest, ModelInfo, SamplingParams
+
+from .fake_backend import FakeBackend
+
+
+def model_info(backend: FakeBackend, max_model_len: int = 256) -> ModelInfo:
+    return ModelInfo(
+        name="fake", path="", family="fake", parameters=0, vocab_size=backend.vocab_size, max_model_len=max_model_len,
+        block_size=backend.block_size, num_blocks=backend.num_blocks, max_num_seqs=1, max_num_batched_tokens=1,
+        weight_bytes=0,
+    )  # fmt: skip
+
+
+def make_engine(
+    backend: FakeBackend | None = None, max_model_len: int = 256, kv_events: Any = None, **config: Any
+) -> Engine:
+    backend = backend or FakeBackend()
+    return Engine(backend, model_info(backend, max_model_len), EngineConfig(**{"seed": 1, **config}), kv_events)
+
+
+def request(
+    request_id: str, prompt: list[int], *, salt: str = "", priority: int = 0, arrival: float = 0.0,
+    eos: tuple[int, ...] = (), allowed_vocab: int | None = None, **sampling: Any,
+) -> EngineRequest:  # fmt: skip
+    return EngineRequest(
+        request_id=request_id, prompt_ids=prompt, cache_salt=salt, priority=priority, arrival=arrival, eos_ids=eos,
+        allowed_vocab=allowed_vocab, sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
+    )  # fmt: skip
+
+
+def check(engine: Engine) -> None:
+    """The ledger, the tree and every table agree."""
+    engine.cache.check(engine.scheduler.tables())
+
+
+def run(engine: Engine, *requests: EngineRequest, steps: int = 10_000) -> dict[str, list[EngineEvent]]:
+    """Runs everything to its end; the ledger is checked after each step."""
+    events: dict[str, list[EngineEvent]] = {}
+    for item in requests:
+        engine.add(item)
+    for _ in range(steps):
+        if not engine.has_work:
+            break
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+        check(engine)
+    assert not engine.has_work, "no end in sight"
+    return events
+
+
+def tokens(events: list[EngineEvent]) -> list[int]:
+    return [token for event in events for token in event.token_ids]
