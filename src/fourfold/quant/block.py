@@ -16,7 +16,7 @@ CHUNK_ELEMENTS = 1 << 16
 """Elements worked on at a time: the fp32 scratch of one chunk (256 KiB) stays in the L2 cache."""
 
 Unpack = Callable[[U8, U8], tuple[F32, F32 | None]]
-"""(blocks u8 [b, block_bytes], q u8 [b, block] to fill) -> scale f32 [b, block/group], offset alike or None."""
+"""(blocks u8 [b, block_bytes], q u8 [b, block] to fill) -> scale f32 [b, block/group], offset or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Groups:
     w[i, j] = scale[i, j // group] * (q[i, j] - zero) + offset[i, j // group], each operation rounded to fp32,
     is bit for bit what `decode` gives.
 
-    q: uint8 [n, k], below 2**bits.  scale: float32 [n, k/group].  offset: float32 [n, k/group], None for zero.
+    q: uint8 [n, k], below 2**bits.  scale: float32 [n, k/group].  offset: the same, or None for zero.
     bits: the smallest of 4, 5, 6, 8 that holds q.
     """
 

@@ -19,7 +19,7 @@ _BITS = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 
 
 def _planes(packed: U8, run: int, shifts: U8, mask: int, out: U8) -> None:
-    """out [b, parts * planes * run] = bit planes of packed [b, parts * run], plane after plane within a part."""
+    """out [b, parts * planes * run] = bit planes of packed [b, parts * run], plane after plane in a part."""
     view = out.reshape(len(out), -1, shifts.size, run)
     np.right_shift(packed.reshape(len(packed), -1, 1, run), shifts, out=view)
     np.bitwise_and(out, mask, out=out)
@@ -46,7 +46,7 @@ def _six_bit_scales(packed: U8) -> tuple[U8, U8]:
 
 
 def _unpack_q2_k(blocks: U8, q: U8) -> tuple[F32, F32]:
-    """16 bytes: 4-bit scale (low) and minimum (high) per group of 16; 64 of 2-bit codes; fp16 d; fp16 dmin."""
+    """16 bytes: 4-bit scale (low) and minimum (high) per group of 16; 64 of 2-bit codes; fp16 d, dmin."""
     scales = blocks[:, 0:16]
     _planes(blocks[:, 16:80], 32, _PAIRS, 3, q)
     d, dmin = half_column(blocks, 80), half_column(blocks, 82)

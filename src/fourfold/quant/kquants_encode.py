@@ -18,13 +18,13 @@ def _divide(a: F32, b: F32) -> F32:
 def _fit_affine(x: F32, top: int) -> tuple[F32, F32]:
     """Scale and minimum [g, 1] of x [g, n] ~ scale * code - minimum, code in 0..top, scale and minimum >= 0.
 
-    For each trial scale the codes are fixed and scale and minimum solved by weighted least squares; the weight
-    of an element grows with its magnitude, so that large weights are kept best.
+    For each trial scale the codes are fixed and scale and minimum solved by weighted least squares; the
+    weight of an element grows with its magnitude, so that large weights are kept best.
     """
     weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=1, keepdims=True))
     low = np.minimum(x.min(axis=1, keepdims=True), 0)
     span = x.max(axis=1, keepdims=True) - low
-    best_scale, best_low = _divide(span, np.float32(top)[None, None]), low.copy()
+    best_scale, best_low = span / np.float32(top), low.copy()
     codes = np.clip(np.rint(_divide(x - low, best_scale)), 0, top)
     best_error = np.sum(weight * (best_scale * codes + best_low - x) ** 2, axis=1, keepdims=True)
     sw, sx = weight.sum(axis=1, keepdims=True), (weight * x).sum(axis=1, keepdims=True)

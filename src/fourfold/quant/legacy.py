@@ -1,7 +1,8 @@
 """ggml's formats of 32 elements with fp16 scales: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL.
 
-Layout of a block (all little-endian): fp16 d; fp16 m (the _1 formats); 4 bytes with the fifth bit of element
-i in bit i (the Q5 formats); 16 bytes of nibbles, the low ones elements 0-15, the high ones 16-31 (Q8_0: 32 int8).
+Layout of a block (all little-endian): fp16 d; fp16 m (the _1 formats); 4 bytes with the fifth bit of
+element i in bit i (the Q5 formats); 16 bytes of nibbles, the low ones elements 0-15, the high ones 16-31
+(Q8_0: 32 int8).
 """
 
 from __future__ import annotations

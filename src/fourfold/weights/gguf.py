@@ -37,7 +37,7 @@ _SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: bytes `start` to `start + nbytes` of its file. shape is row-major (dims reversed)."""
+    """Bytes `start` to `start + nbytes` of a file. shape is row-major (GGUF's dims reversed)."""
 
     name: str
     shape: tuple[int, ...]
@@ -129,7 +129,8 @@ def open_gguf(path: str | Path) -> GGUFFile:
         return GGUFFile(path, (first,))
     if _shard_int(first, "split.no") != 0:
         raise LoadError(
-            f"{path}: is not the first shard of a split model; give the file ending in -00001-of-{count:05d}.gguf"
+            f"{path}: is not the first shard of a split model; "
+            f"give the file ending in -00001-of-{count:05d}.gguf"
         )
     match = _SHARD_NAME.match(path.name)
     if match is None or int(match["count"]) != count:
@@ -143,7 +144,8 @@ def open_gguf(path: str | Path) -> GGUFFile:
         shard_path = path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}.gguf")
         if not shard_path.exists():
             raise LoadError(
-                f"{path}: shard {shard_path.name} is missing (split.count is {count}); download it beside the others"
+                f"{path}: shard {shard_path.name} is missing (split.count is {count}); "
+                f"download it beside the others"
             )
         shard = _read_shard(shard_path)
         if _shard_int(shard, "split.no") != number or _shard_int(shard, "split.count") != count:

@@ -29,7 +29,7 @@ _NUMBERS: dict[int, struct.Struct] = {
 }
 BOOL, STRING, ARRAY = 7, 8, 9
 
-_DTYPES = {number: np.dtype(each.format) for number, each in _NUMBERS.items()}
+VALUE_DTYPES = {number: np.dtype(each.format) for number, each in _NUMBERS.items()}
 
 MAX_ARRAY_DEPTH = 4
 _LEAST_BYTES = {STRING: 8, ARRAY: 12}
@@ -105,14 +105,15 @@ class Cursor:
             raise LoadError(f"{self.path}: {key} nests arrays more than {MAX_ARRAY_DEPTH} deep")
         kind = self.u32(f"the element type of {key}")
         count = self.u64(f"the length of {key}")
-        dtype = np.dtype(np.uint8) if kind == BOOL else _DTYPES.get(kind)
+        dtype = np.dtype(np.uint8) if kind == BOOL else VALUE_DTYPES.get(kind)
         if dtype is None and kind not in _LEAST_BYTES:
             raise LoadError(f"{self.path}: {key} is an array of value type {kind}; 0 to 12 are known")
         least = dtype.itemsize if dtype is not None else _LEAST_BYTES[kind]
         if count * least > self.size - self.position:
             raise LoadError(
                 f"{self.path}: {key} claims {count} elements, which need at least "
-                f"{self.position + count * least} bytes, but the file has {self.size}; it is damaged or cut short"
+                f"{self.position + count * least} bytes, but the file has {self.size}; "
+                f"it is damaged or cut short"
             )
         if dtype is not None:
             return self._numbers(key, dtype, count, is_bool=kind == BOOL)
@@ -134,7 +135,7 @@ class Cursor:
         return array
 
     def _skip_strings(self, key: str, count: int) -> None:
-        # The one hot loop of opening a file (a vocabulary has 100,000s of strings), so nothing is decoded yet.
+        # The one hot loop of opening a file (a vocabulary has 100,000s of strings), so nothing is decoded.
         # The position only grows, so one look at the end finds any element that passes the file's end.
         position, size, unpack, data = self.position, self.size, _U64.unpack_from, self._map
         try:

@@ -1,0 +1,27 @@
+"""One entry for every kind of checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fourfold.errors import LoadError, ModelNotFoundError
+from fourfold.weights.gguf import open_gguf
+from fourfold.weights.hf import open_hf
+from fourfold.weights.source import WeightSource
+
+
+def open_checkpoint(path: str | Path) -> WeightSource:
+    """A GGUF file (first shard of a split one), or a Hugging Face directory.
+
+    Raises ModelNotFoundError when nothing is there, LoadError when it cannot be read as a checkpoint.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return open_hf(path)
+    if not path.exists():
+        raise ModelNotFoundError(f"{path}: no such file or directory")
+    if path.suffix == ".safetensors":
+        raise LoadError(
+            f"{path}: give the directory that holds it and its config.json ({path.parent}), not the file"
+        )
+    return open_gguf(path)
