@@ -15,6 +15,12 @@ def _divide(a: F32, b: F32) -> F32:
     return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), np.float32), where=b != 0)
 
 
+def _normalized(groups: F32) -> tuple[F32, F32]:
+    """Groups [g, n] over their largest magnitude, and that [g, 1], so that no square overflows or vanishes."""
+    peak = np.abs(groups).max(axis=1, keepdims=True)
+    return _divide(groups, peak), peak
+
+
 def _fit_affine(x: F32, top: int) -> tuple[F32, F32]:
     """Scale and minimum [g, 1] of x [g, n] ~ scale * code - minimum, code in 0..top, scale and minimum >= 0.
 
@@ -67,7 +73,8 @@ def encode_q4_k(blocks: F32) -> U8:
     """float32 [b, 256] -> uint8 [b, 144]."""
     count = len(blocks)
     groups = blocks.reshape(-1, 32)
-    scale, minimum = (part.reshape(count, 8) for part in _fit_affine(groups, 15))
+    unit, peak = _normalized(groups)
+    scale, minimum = ((part * peak).reshape(count, 8) for part in _fit_affine(unit, 15))
     d = to_half(scale.max(axis=1, keepdims=True) / np.float32(63), "Q4_K")
     dmin = to_half(minimum.max(axis=1, keepdims=True) / np.float32(63), "Q4_K")
     # Codes are chosen against the scales as they will be read back: fp16 times 6-bit integer.
@@ -94,7 +101,8 @@ def encode_q6_k(blocks: F32) -> U8:
     """float32 [b, 256] -> uint8 [b, 210]."""
     count = len(blocks)
     groups = blocks.reshape(-1, 16)
-    scale = _fit_symmetric(groups, 32).reshape(count, 16)
+    unit, peak = _normalized(groups)
+    scale = (_fit_symmetric(unit, 32) * peak).reshape(count, 16)
     largest = np.take_along_axis(scale, np.abs(scale).argmax(axis=1, keepdims=True), axis=1)
     d = to_half(largest / np.float32(-128), "Q6_K")
     d32 = d.view("<f2").astype(np.float32)

@@ -65,8 +65,9 @@ def _unpack_iq4_nl(blocks: U8, q: U8) -> tuple[F32, None]:
 
 
 def _inverse(d: F32) -> F32:
-    with np.errstate(divide="ignore", over="ignore"):
-        return np.where(d == 0, np.float32(0), np.float32(1) / d)
+    """1 / d, and 0 where that could overflow; such scales are zero in fp16 anyway."""
+    normal = np.abs(d) >= np.finfo(np.float32).smallest_normal
+    return np.divide(np.float32(1), d, out=np.zeros_like(d), where=normal)
 
 
 def _quantize_symmetric(blocks: F32, levels: int) -> tuple[F32, U8]:
