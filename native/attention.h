@@ -7,6 +7,10 @@
 
 namespace ff {
 
+constexpr int kSplitBlocks = 16;   // KV blocks whose softmax is computed by itself, then merged in order
+constexpr int kMaxGroup = 16;      // query heads per KV head
+constexpr int kMaxTileRows = 144;  // (query row, query head) pairs of one work item
+
 enum class KvType : int32_t { bf16 = 0, f32 = 1 };
 
 constexpr int kBlockTokens = 32;  // tokens per KV block
@@ -48,7 +52,7 @@ struct AttentionArgs {
   float* out;
   size_t out_stride;
   int32_t rows, heads, kv_heads, head_dim;
-  float scale;
+  float scale;         // > 0
   int32_t window;      // 0: none; else a query sees itself and the window - 1 tokens before it
   float softcap;       // 0: none
   const float* sinks;  // [heads] or null
@@ -58,11 +62,25 @@ struct AttentionArgs {
   bool exact;  // fp32 arithmetic throughout; otherwise q and probabilities may be rounded to bf16 for dot products
   KvLayer kv;
   Sequences seqs;
+  // Where items that share their rows' KV (parts > 1) meet, of the sizes in attention_plan.h; may be null if there are
+  // none. part_counts is all zero between layers.
+  float* partials = nullptr;
+  int32_t* part_counts = nullptr;
 };
 
-// A work item: query rows [row, row + rows) of sequence seq (all of them in it), all query heads of KV head kv_head.
+// A work item: query rows [row, row + rows) of the batch, all of them of sequence seq, and all query heads of KV head
+// kv_head; rows * group <= kMaxTileRows. It reads the splits [split_begin, split_end) of the KV (512 tokens each, clipped
+// to what the rows see).
+//
+// parts > 1: as many items divide the same rows' splits between them. Each leaves every split's sums in the slots
+// partial, partial + 1, ... (one per split and query head row, split-major, from the first item's split on), counts itself
+// in part_counts[group], and the last one to finish merges all in order of position. So the division changes no bit.
 struct AttentionItem {
   int32_t seq, row, rows, kv_head;
+  int32_t split_begin = 0, split_end = INT32_MAX;
+  int32_t parts = 1, group = 0;
+  int32_t all_begin = 0, all_end = 0;  // parts > 1: the splits of all parts together
+  int32_t partial = 0;                 // parts > 1: first slot of the group
 };
 
 }  // namespace ff

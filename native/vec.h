@@ -103,6 +103,12 @@ static FF_INLINE F first_n(F a, F b, int n) {
 // Bit i set where a[i] > b[i] (false on NaN).
 static FF_INLINE uint32_t gt_mask(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 static FF_INLINE uint32_t ge_mask(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// Lanes where x > y come from a, the others (also on NaN) from b.
+static FF_INLINE F select_gt(F x, F y, F a, F b) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_GT_OQ), b.v, a.v)};
+}
+// Lanes whose bit is set come from a, the others from b.
+static FF_INLINE F blend(uint32_t bits, F a, F b) { return {_mm512_mask_blend_ps(__mmask16(bits), b.v, a.v)}; }
 static FF_INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static FF_INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }  // round to nearest even
 static FF_INLINE F shift_exponent(F a, I n) {                          // a * 2^n, n in [-126, 127], result normal
@@ -145,6 +151,12 @@ static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
 // acc[i] + w[2i]*a[0] + w[2i+1]*a[1]: 32 bf16 at w, a pair of bf16 broadcast.
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
+}
+// Stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i] + p[2i] + p[2i+1].
+static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
+  const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
+  _mm512_storeu_si512(p, (__m512i)h);
+  return {_mm512_dpbf16_ps(sum.v, h, (__m512bh)_mm512_set1_epi32(0x3f803f80))};
 }
 // The even / odd elements of 32 bf16 at w as floats.
 static FF_INLINE F bf16_even(const uint16_t* w) {
@@ -193,10 +205,16 @@ static FF_INLINE __m256 bf16x8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
 static FF_INLINE F load_bf16(const uint16_t* p) { return {bf16x8(p), bf16x8(p + 8)}; }
+static FF_INLINE __m256i bf16_bits(__m256 x) {  // the 16 bits of each rounded float, in the low half of its lane
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
 static FF_INLINE void store_bf16(uint16_t* p, F x) {
-  float t[16];
-  store(t, x);
-  for (int i = 0; i < 16; i++) p[i] = f32_to_bf16(t[i]);
+  const __m256i h = _mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(h, 0xd8));
 }
 static FF_INLINE F load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
@@ -227,6 +245,16 @@ static FF_INLINE uint32_t gt_mask(F x, F y) {
 static FF_INLINE uint32_t ge_mask(F x, F y) {
   return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
          uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
+}
+static FF_INLINE F select_gt(F x, F y, F u, F v) {
+  return {_mm256_blendv_ps(v.a, u.a, _mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ)),
+          _mm256_blendv_ps(v.b, u.b, _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ))};
+}
+static FF_INLINE F blend(uint32_t bits, F u, F v) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), all = _mm256_set1_epi32(int(bits));
+  const __m256i low = _mm256_cmpeq_epi32(_mm256_and_si256(all, bit), bit);
+  const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_srli_epi32(all, 8), bit), bit);
+  return {_mm256_blendv_ps(v.a, u.a, _mm256_castsi256_ps(low)), _mm256_blendv_ps(v.b, u.b, _mm256_castsi256_ps(high))};
 }
 static FF_INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static FF_INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -359,6 +387,8 @@ static FF_INLINE F round_even(F a) { FF_EACH a.v[i] = __builtin_rintf(a.v[i]); r
 static FF_INLINE F first_n(F a, F b, int n) { FF_EACH b.v[i] = i < n ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE uint32_t gt_mask(F a, F b) { uint32_t m = 0; FF_EACH m |= uint32_t(a.v[i] > b.v[i]) << i; return m; }
 static FF_INLINE uint32_t ge_mask(F a, F b) { uint32_t m = 0; FF_EACH m |= uint32_t(a.v[i] >= b.v[i]) << i; return m; }
+static FF_INLINE F select_gt(F x, F y, F a, F b) { FF_EACH b.v[i] = x.v[i] > y.v[i] ? a.v[i] : b.v[i]; return b; }
+static FF_INLINE F blend(uint32_t bits, F a, F b) { FF_EACH b.v[i] = bits >> i & 1 ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE F to_float(I a) { F r; FF_EACH r.v[i] = float(a.v[i]); return r; }
 static FF_INLINE I to_int(F a) {  // out of range or NaN: INT32_MIN, as x86 does
   I r;
@@ -420,7 +450,7 @@ static FF_INLINE int32_t ihsum(I a) { int32_t s = 0; FF_EACH s += a.v[i]; return
 #endif
 
 // exp(x): Cody-Waite reduction and a degree-6 polynomial (Taylor coefficients are within 2 ulp on |r| <= ln2/2).
-// x below -87.3 gives 0, above 88.3 saturates at exp(88.3); NaN gives exp of the upper bound, so check inputs for NaN.
+// x below -87.3 and NaN give 0, above 88.3 saturates at exp(88.3): check inputs for NaN.
 static FF_INLINE F exp(F x) {
   const F lowest = set1(-87.33f), highest = set1(88.37f);
   const uint32_t alive = ge_mask(x, lowest);
@@ -436,13 +466,15 @@ static FF_INLINE F exp(F x) {
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, mul(r, r), add(r, set1(1.0f)));
   p = shift_exponent(p, to_int(n));
-  if (alive == 0xffffu) return p;
-  float t[16];
-  store(t, p);
-  for (int i = 0; i < 16; i++)
-    if (!(alive >> i & 1)) t[i] = 0.0f;
-  return load(t);
+  return alive == 0xffffu ? p : blend(alive, p, zero());
 }
+
+#if !defined(FF_ISA_AVX512)
+static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
+  store_bf16(p, low), store_bf16(p + 16, high);
+  return dot_bf16(sum, p, 0x3f803f80u);
+}
+#endif
 
 static FF_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 static FF_INLINE F tanh(F x) {  // 1 - 2 / (exp(2x) + 1), odd in x

@@ -1,0 +1,349 @@
+// Matrix products over packed tiles. See matrix.h for the layout and DESIGN.md section 5 for the budget.
+//
+// The canonical order (design rule 1), the same for one row and for many, whoever computes it:
+//   for each kActGroup of k: part = 0
+//     for each weight group in it: i = sum (q - zero) * a, exact in int32
+//       part = fma(i, scale, part); with offsets: part = fma(sum of a, offset, part)
+//     y = fma(part, activation scale, y)
+// fp32 and bf16: y = fma over k in ascending order (bf16: pairs, as dot_bf16 orders them).
+#pragma once
+
+#include "kernels/unpack.h"
+#include "rows.h"
+
+namespace ff::FF_NS {
+
+#if defined(FF_ISA_AVX512)
+constexpr int kRegRows = 3, kRegTiles = 4;  // 12 int + 12 float accumulators + 4 weights of 32 registers
+#else
+constexpr int kRegRows = 2, kRegTiles = 1;
+#endif
+
+static FF_INLINE F activate(Act act, F g) {
+  switch (act) {
+    case Act::silu:
+      return mul(g, sigmoid(g));
+    case Act::gelu_tanh: {  // 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3)))
+      const F u = mul(set1(0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g));
+      return mul(mul(set1(0.5f), g), add(set1(1.0f), tanh(u)));
+    }
+    case Act::gelu: {
+      float t[16];
+      store(t, g);
+      for (int i = 0; i < 16; i++) t[i] = 0.5f * t[i] * (1.0f + __builtin_erff(t[i] * 0.70710678118654752f));
+      return load(t);
+    }
+    default:
+      return g;
+  }
+}
+
+// row, tile: within the matrix; block_row, block_tile: within the block (for the gate buffer).
+static FF_INLINE void finish(const MatmulArgs& a, F y, int row, int tile, int block_row, int block_tile) {
+  const MatmulOut& o = a.out;
+  const int column = tile * kTile, left = a.w->n - column, n = left < kTile ? left : kTile;
+  if (o.scale != 1.0f) y = mul(y, set1(o.scale));
+  if (o.bias) y = add(y, load_n(o.bias + column, n));
+  if (o.softcap != 0.0f) y = mul(set1(o.softcap), tanh(div(y, set1(o.softcap))));
+  if (o.gate) y = mul(activate(o.act, load(o.gate + size_t(block_row) * o.gate_stride + block_tile * kTile)), y);
+  float* out = o.out + size_t(row) * o.stride + column;
+  if (n == kTile) {
+    if (o.residual) y = add(load(o.residual + size_t(row) * o.residual_stride + column), y);
+    store(out, y);
+  } else {
+    if (o.residual) y = add(load_n(o.residual + size_t(row) * o.residual_stride + column, n), y);
+    store_n(out, y, n);
+  }
+}
+
+static FF_INLINE const int32_t* row_sums(const ActRows& a, int group, int row) {
+  return (group == 16 ? a.sums16 : a.sums32) + size_t(row) * a.sum_stride;
+}
+
+// Few rows: the packed weights are read once and unpacked in registers.
+template <int BITS, int GROUP, bool OFFSET, int ROWS>
+static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0, int block_row) {
+  const Matrix& m = *a.w;
+  const size_t ints = m.ints_bytes(), bytes = m.group_bytes();
+  const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
+  const int8_t* q[ROWS];
+  const float* scales[ROWS];
+  const int32_t* sums[ROWS];
+  F y[ROWS];
+  for (int r = 0; r < ROWS; r++) {
+    q[r] = a.act.q + size_t(row0 + r) * a.act.q_stride;
+    scales[r] = a.act.scale + size_t(row0 + r) * a.act.scale_stride;
+    sums[r] = row_sums(a.act, GROUP, row0 + r);
+    y[r] = zero();
+  }
+  for (int k = 0, g = 0, block = 0; k < m.k; block++) {
+    const int end = k + kActGroup < m.k ? k + kActGroup : m.k;
+    F part[ROWS];
+    for (int r = 0; r < ROWS; r++) part[r] = zero();
+    for (; k < end; k += GROUP, g++, p += bytes) {
+      B w[GROUP / 4];
+      unpack_group<BITS, GROUP>(p, w);
+      for (size_t line = 0; line < bytes; line += 64) prefetch(p + 4096 + line);
+      const F d = load_scale(p + ints, m.wide);
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; r++) {
+        const int32_t sum = sums[r][g];
+        I even = OFFSET ? izero() : iset1(-m.zero * sum), odd = izero();
+#pragma GCC unroll 8
+        for (int s = 0; s < GROUP / 4; s += 2) {
+          even = dot_u8s8(even, w[s], q[r] + k + 4 * s);
+          odd = dot_u8s8(odd, w[s + 1], q[r] + k + 4 * s + 4);
+        }
+        part[r] = fma(to_float(iadd(even, odd)), d, part[r]);
+        if (OFFSET) part[r] = fma(to_float(iset1(sum)), load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
+      }
+    }
+    for (int r = 0; r < ROWS; r++) y[r] = fma(part[r], set1(scales[r][block]), y[r]);
+  }
+  for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, block_row + r, block_tile);
+}
+
+template <int BITS, int GROUP, bool OFFSET>
+static void stream_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
+  for (int t = tile0; t < tile1; t++) {
+    switch (row1 - row0) {
+      case 1: stream_tile<BITS, GROUP, OFFSET, 1>(a, t, t - tile0, row0, 0); break;
+      case 2: stream_tile<BITS, GROUP, OFFSET, 2>(a, t, t - tile0, row0, 0); break;
+      case 3: stream_tile<BITS, GROUP, OFFSET, 3>(a, t, t - tile0, row0, 0); break;
+      default: stream_tile<BITS, GROUP, OFFSET, 4>(a, t, t - tile0, row0, 0); break;
+    }
+  }
+}
+
+// Many rows: a panel of kRegTiles tiles is unpacked once into cache and every row of the block runs over it.
+struct Panel {
+  uint8_t* w;     // [k / 4][kRegTiles][64]
+  float* scale;   // [k / group][kRegTiles][16]
+  float* offset;  // the same
+};
+
+template <int BITS, int GROUP>
+static void unpack_panel(const Matrix& m, int tile0, int tiles, const Panel& to) {
+  const size_t ints = m.ints_bytes(), bytes = m.group_bytes();
+  for (int t = 0; t < tiles; t++) {
+    const uint8_t* p = m.data + size_t(tile0 + t) * m.tile_bytes();
+    for (int g = 0; g < m.k / GROUP; g++, p += bytes) {
+      B w[GROUP / 4];
+      unpack_group<BITS, GROUP>(p, w);
+#pragma GCC unroll 8
+      for (int s = 0; s < GROUP / 4; s++) bstore(to.w + ((size_t(g) * (GROUP / 4) + s) * kRegTiles + t) * 64, w[s]);
+      store(to.scale + (size_t(g) * kRegTiles + t) * 16, load_scale(p + ints, m.wide));
+      if (m.has_offset)
+        store(to.offset + (size_t(g) * kRegTiles + t) * 16, load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide));
+    }
+  }
+}
+
+template <int GROUP, bool OFFSET, int ROWS, int TILES>
+static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0, int block_row) {
+  const Matrix& m = *a.w;
+  const int8_t* q = a.act.q + size_t(row0) * a.act.q_stride;
+  const float* scales = a.act.scale + size_t(row0) * a.act.scale_stride;
+  const int32_t* sums = row_sums(a.act, GROUP, row0);
+  alignas(64) float y[ROWS][TILES][16];
+  for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) store(y[r][t], zero());
+  const uint8_t* w = panel.w;
+  const float *d = panel.scale, *o = panel.offset;
+  for (int k = 0, g = 0, block = 0; k < m.k; block++) {
+    const int end = k + kActGroup < m.k ? k + kActGroup : m.k;
+    F part[ROWS][TILES];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) part[r][t] = zero();
+    for (; k < end; k += GROUP, g++, d += kRegTiles * 16, o += kRegTiles * 16) {
+      I i[ROWS][TILES];
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; r++) {
+        const I start = OFFSET ? izero() : iset1(-m.zero * sums[size_t(r) * a.act.sum_stride + g]);
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) i[r][t] = start;
+      }
+#pragma GCC unroll 8
+      for (int s = 0; s < GROUP / 4; s++, w += kRegTiles * 64) {
+        B b[TILES];
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) b[t] = bload(w + 64 * t);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+          for (int t = 0; t < TILES; t++) i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + k + 4 * s);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; r++) {
+#pragma GCC unroll 4
+        for (int t = 0; t < TILES; t++) part[r][t] = fma(to_float(i[r][t]), load(d + 16 * t), part[r][t]);
+        if (OFFSET) {
+          const F sum = to_float(iset1(sums[size_t(r) * a.act.sum_stride + g]));
+#pragma GCC unroll 4
+          for (int t = 0; t < TILES; t++) part[r][t] = fma(sum, load(o + 16 * t), part[r][t]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) store(y[r][t], fma(part[r][t], scale, load(y[r][t])));
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) finish(a, load(y[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
+}
+
+template <int GROUP, bool OFFSET, int TILES>
+static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0, int row1) {
+  int r = row0;
+  for (; r + kRegRows <= row1; r += kRegRows)
+    panel_rows<GROUP, OFFSET, kRegRows, TILES>(a, panel, tile, block_tile, r, r - row0);
+  if (kRegRows > 2 && row1 - r == 2) {
+    panel_rows<GROUP, OFFSET, 2, TILES>(a, panel, tile, block_tile, r, r - row0);
+  } else if (row1 - r == 1) {
+    panel_rows<GROUP, OFFSET, 1, TILES>(a, panel, tile, block_tile, r, r - row0);
+  }
+}
+
+template <int BITS, int GROUP, bool OFFSET>
+static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  const Matrix& m = *a.w;
+  Panel panel;
+  panel.w = scratch;
+  panel.scale = reinterpret_cast<float*>(scratch + size_t(m.k) * kRegTiles * kTile);
+  panel.offset = panel.scale + size_t(m.k / GROUP) * kRegTiles * kTile;
+  for (int t = tile0; t < tile1; t += kRegTiles) {
+    const int tiles = tile1 - t < kRegTiles ? tile1 - t : kRegTiles;
+    unpack_panel<BITS, GROUP>(m, t, tiles, panel);
+    if (tiles == kRegTiles) {
+      panel_columns<GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
+    } else {  // the last tiles of a matrix
+      for (int i = 0; i < tiles; i++) {
+        Panel one{panel.w + 64 * i, panel.scale + 16 * i, panel.offset + 16 * i};
+        panel_columns<GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
+      }
+    }
+  }
+}
+
+template <int BITS, int GROUP, bool OFFSET>
+static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  if (row1 - row0 <= kStreamRows) {
+    stream_block<BITS, GROUP, OFFSET>(a, tile0, tile1, row0, row1);
+  } else {
+    panel_block<BITS, GROUP, OFFSET>(a, tile0, tile1, row0, row1, scratch);
+  }
+}
+
+template <int BITS>
+static void int8_bits(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  const Matrix& m = *a.w;
+  if (m.group == 32) {
+    if (m.has_offset) return int8_block<BITS, 32, true>(a, tile0, tile1, row0, row1, scratch);
+    return int8_block<BITS, 32, false>(a, tile0, tile1, row0, row1, scratch);
+  }
+  if (m.has_offset) return int8_block<BITS, 16, true>(a, tile0, tile1, row0, row1, scratch);
+  return int8_block<BITS, 16, false>(a, tile0, tile1, row0, row1, scratch);
+}
+
+// bf16 weights on bf16 activations, straight from the tiles.
+template <int ROWS, int TILES>
+static void bf16_rows(const MatmulArgs& a, int tile, int block_tile, int row0, int block_row) {
+  const Matrix& m = *a.w;
+  const size_t stride = m.tile_bytes() / 2;
+  const uint16_t* w = reinterpret_cast<const uint16_t*>(m.data) + size_t(tile) * stride;
+  const uint16_t* x = a.act.bf16 + size_t(row0) * a.act.q_stride;
+  F y[ROWS][TILES];
+  for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) y[r][t] = zero();
+  const int pairs = (m.k + 1) / 2;
+  for (int i = 0; i < pairs; i++, w += 32)
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      uint32_t pair;
+      memcpy(&pair, x + size_t(r) * a.act.q_stride + 2 * i, 4);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * stride, pair);
+    }
+  for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) finish(a, y[r][t], row0 + r, tile + t, block_row + r, block_tile + t);
+}
+
+template <int TILES>
+static void bf16_columns(const MatmulArgs& a, int tile, int block_tile, int row0, int row1) {
+  int r = row0;
+  for (; r + 4 <= row1; r += 4) bf16_rows<4, TILES>(a, tile, block_tile, r, r - row0);
+  for (; r < row1; r++) bf16_rows<1, TILES>(a, tile, block_tile, r, r - row0);
+}
+
+static void bf16_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
+  int t = tile0;
+  if (kRegTiles == 4)
+    for (; t + 4 <= tile1; t += 4) bf16_columns<4>(a, t, t - tile0, row0, row1);
+  for (; t < tile1; t++) bf16_columns<1>(a, t, t - tile0, row0, row1);
+}
+
+// Any weights on fp32 activations: 64 k of a panel are decoded to fp32 and every row runs over them.
+template <int ROWS, int TILES>
+static FF_INLINE void f32_rows(const float* w, const float* x, size_t x_stride, int k, float* y) {
+  F acc[ROWS][TILES];
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) acc[r][t] = load(y + (size_t(r) * kBlockTiles + t) * 16);
+  for (int i = 0; i < k; i++, w += kBlockTiles * 16)
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      const F v = set1(x[size_t(r) * x_stride + i]);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILES; t++) acc[r][t] = fma(load(w + 16 * t), v, acc[r][t]);
+    }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int t = 0; t < TILES; t++) store(y + (size_t(r) * kBlockTiles + t) * 16, acc[r][t]);
+}
+
+static void f32_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  const Matrix& m = *a.w;
+  const int tiles = tile1 - tile0;
+  float* w = reinterpret_cast<float*>(scratch);  // [64][kBlockTiles][16]
+  float* y = w + 64 * kBlockTiles * kTile;       // [rows][kBlockTiles][16]
+  for (int i = 0; i < (row1 - row0) * kBlockTiles * kTile; i += 16) store(y + i, zero());
+  for (int k = 0; k < m.k; k += 64) {
+    const int n = m.k - k < 64 ? m.k - k : 64;
+    for (int t = 0; t < tiles; t++) decode_tile(m, tile0 + t, k, n, w + 16 * t, kBlockTiles * kTile);
+    for (int r = row0; r < row1;) {
+      const float* x = a.act.f32 + size_t(r) * a.act.f32_stride + k;
+      float* to = y + size_t(r - row0) * kBlockTiles * kTile;
+      if (row1 - r >= 4 && tiles == kBlockTiles) {
+        f32_rows<4, kBlockTiles>(w, x, a.act.f32_stride, n, to);
+        r += 4;
+      } else {
+        for (int t = 0; t < tiles; t++) f32_rows<1, 1>(w + 16 * t, x, a.act.f32_stride, n, to + 16 * t);
+        r += 1;
+      }
+    }
+  }
+  for (int r = row0; r < row1; r++)
+    for (int t = 0; t < tiles; t++)
+      finish(a, load(y + (size_t(r - row0) * kBlockTiles + t) * 16), r, tile0 + t, r - row0, t);
+}
+
+// Tiles [tile0, tile1) (at most kBlockTiles) of rows [row0, row1) (at most kRowChunk).
+static void matmul_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  if (a.compute == Compute::f32) return f32_block(a, tile0, tile1, row0, row1, scratch);
+  if (a.compute == Compute::bf16) return bf16_block(a, tile0, tile1, row0, row1);
+  switch (a.w->bits) {
+    case 4: return int8_bits<4>(a, tile0, tile1, row0, row1, scratch);
+    case 5: return int8_bits<5>(a, tile0, tile1, row0, row1, scratch);
+    case 6: return int8_bits<6>(a, tile0, tile1, row0, row1, scratch);
+    default: return int8_bits<8>(a, tile0, tile1, row0, row1, scratch);
+  }
+}
+
+}  // namespace ff::FF_NS

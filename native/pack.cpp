@@ -1,0 +1,114 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ff {
+
+namespace {
+
+uint16_t to_f16(float f) {  // round to nearest even
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  const uint32_t sign = (u >> 16) & 0x8000;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (u >= 0x477ff000) return uint16_t(sign | 0x7c00);
+  if (u < 0x38800000) {  // subnormal in fp16: let the FPU round by adding 0.5
+    float a;
+    std::memcpy(&a, &u, 4);
+    a += 0.5f;
+    std::memcpy(&u, &a, 4);
+    return uint16_t(sign | (u - 0x3f000000));
+  }
+  return uint16_t(sign | ((u + 0xc8000fff + ((u >> 13) & 1)) >> 13));
+}
+
+void put_scale(uint8_t* out, int column, bool wide, float value) {
+  if (wide) {
+    std::memcpy(out + 4 * column, &value, 4);
+  } else {
+    const uint16_t h = to_f16(value);
+    std::memcpy(out + 2 * column, &h, 2);
+  }
+}
+
+void pack_group(const Matrix& m, const uint8_t (*q)[kTile], uint8_t* out) {  // q[k in group][column]
+  const int steps = m.group / 4;
+  auto at = [&](int step, int byte) -> uint8_t { return q[4 * step + (byte & 3)][byte >> 2]; };
+  if (m.bits == 8) {
+    for (int s = 0; s < steps; s++)
+      for (int b = 0; b < 64; b++) out[64 * s + b] = at(s, b);
+    return;
+  }
+  const int half = steps / 2;
+  for (int s = 0; s < half; s++)
+    for (int b = 0; b < 64; b++) out[64 * s + b] = uint8_t((at(s, b) & 15) | (at(s + half, b) & 15) << 4);
+  uint8_t* high = out + 64 * half;
+  if (m.bits == 5) {
+    std::memset(high, 0, size_t(steps) * 8);
+    for (int s = 0; s < steps; s++)
+      for (int b = 0; b < 64; b++) high[8 * s + (b >> 3)] |= uint8_t((at(s, b) >> 4 & 1) << (b & 7));
+  } else if (m.bits == 6) {
+    std::memset(high, 0, size_t(steps) * 16);
+    for (int s = 0; s < steps; s++)
+      for (int b = 0; b < 64; b++) high[64 * (s / 4) + b] |= uint8_t((at(s, b) >> 4 & 3) << (2 * (s & 3)));
+  }
+}
+
+}  // namespace
+
+const char* Matrix::fault() const {
+  if (n < 1 || k < 1) return "a matrix needs at least one row and one column";
+  if (elem != Elem::ints) return nullptr;
+  if (bits != 4 && bits != 5 && bits != 6 && bits != 8) return "bits must be 4, 5, 6 or 8";
+  if (group != 16 && group != 32) return "group must be 16 or 32";
+  if (k % group) return "k must be a multiple of the group";
+  if (zero < 0 || zero > 255) return "zero must be between 0 and 255";
+  if (zero && has_offset) return "a matrix has a zero point or offsets, not both";
+  return nullptr;
+}
+
+void pack_ints(const Matrix& m, const uint8_t* q, const float* scale, const float* offset, uint8_t* out) {
+  const int groups = m.k / m.group;
+  uint8_t block[32][kTile];
+  for (int t = 0; t < m.tiles(); t++) {
+    const int columns = std::min(kTile, m.n - t * kTile);
+    for (int g = 0; g < groups; g++) {
+      // Absent columns hold the zero point, so that they are zero whatever their scale.
+      for (int i = 0; i < m.group; i++) std::memset(block[i], m.zero, kTile);
+      for (int c = 0; c < columns; c++) {
+        const uint8_t* row = q + size_t(t * kTile + c) * m.k + size_t(g) * m.group;
+        for (int i = 0; i < m.group; i++) block[i][c] = row[i];
+      }
+      pack_group(m, block, out);
+      uint8_t* scales = out + m.ints_bytes();
+      std::memset(scales, 0, m.group_bytes() - m.ints_bytes());
+      for (int c = 0; c < columns; c++) {
+        const size_t at = size_t(t * kTile + c) * groups + g;
+        put_scale(scales, c, m.wide, scale[at]);
+        if (m.has_offset) put_scale(scales + kTile * (m.wide ? 4 : 2), c, m.wide, offset[at]);
+      }
+      out += m.group_bytes();
+    }
+  }
+}
+
+void pack_dense(const Matrix& m, const void* rows, uint8_t* out) {
+  const size_t size = m.elem == Elem::f32 ? 4 : 2;
+  const bool pairs = m.elem == Elem::bf16;
+  const auto* in = static_cast<const uint8_t*>(rows);
+  std::memset(out, 0, m.bytes());
+  for (int t = 0; t < m.tiles(); t++, out += m.tile_bytes()) {
+    const int columns = std::min(kTile, m.n - t * kTile);
+    for (int c = 0; c < columns; c++) {
+      const uint8_t* row = in + size_t(t * kTile + c) * m.k * size;
+      for (int i = 0; i < m.k; i++) {
+        const size_t at = pairs ? size_t(i / 2) * 32 + size_t(c) * 2 + (i & 1) : size_t(i) * kTile + c;
+        std::memcpy(out + at * size, row + size_t(i) * size, size);
+      }
+    }
+  }
+}
+
+}  // namespace ff
