@@ -101,7 +101,9 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         seq_context=np.array(contexts, np.int32),
         block_start=np.array(starts, np.int32),
         blocks=np.frombuffer(blocks, np.int32),
-        samples=np.frombuffer(bytearray().join(records), SAMPLE_DTYPE) if records else np.zeros(0, SAMPLE_DTYPE),
+        samples=np.frombuffer(bytearray().join(records), SAMPLE_DTYPE)
+        if records
+        else np.zeros(0, SAMPLE_DTYPE),
         history=np.frombuffer(history, np.int32) if history else _EMPTY_IDS,
         bias_ids=np.frombuffer(bias_ids, np.int32) if bias_ids else _EMPTY_IDS,
         bias_values=np.frombuffer(bias_values, np.float32) if bias_values else _EMPTY_VALUES,

@@ -81,16 +81,19 @@ class ThreadedEngine:
         if self._closing or self._crash is not None:
             raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
         stream = self._streams.open(request)
-        self._post(lambda: self._add(stream, request))
+        self._post(lambda: self._add(stream))
         try:
             async for event in stream.events():
                 yield event
         finally:
             if self._streams.discard(stream):
-                self._post(lambda: self._engine.abort(request.request_id))
+                self._post(lambda: self._engine.abort(stream.key))
 
     async def abort(self, request_id: str) -> None:
-        self._post(lambda: self._engine.abort(request_id))
+        stream = self._streams.find(request_id)
+        if stream is not None:
+            key = stream.key
+            self._post(lambda: self._engine.abort(key))
 
     async def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -112,9 +115,9 @@ class ThreadedEngine:
             self._commands.append(command)
             self._wake.notify()
 
-    def _add(self, stream: Stream, request: EngineRequest) -> None:
+    def _add(self, stream: Stream) -> None:
         try:
-            self._engine.add(request)
+            self._engine.add(stream.engine_request)
         except (InvalidRequestError, OverloadedError) as error:
             self._streams.fail_soon(stream, error)
 
@@ -135,5 +138,7 @@ class ThreadedEngine:
             self._crash = error
             raise
         finally:
-            self._streams.fail_all_soon(EngineDeadError(f"the engine stopped: {self._crash or 'it was closed'}"))
+            self._streams.fail_all_soon(
+                EngineDeadError(f"the engine stopped: {self._crash or 'it was closed'}")
+            )
             self._engine.close()

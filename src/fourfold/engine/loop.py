@@ -99,7 +99,9 @@ class Engine:
             result = self.backend.run(batch)
             check_result(batch, result)
         except Exception as error:
-            logger.exception("step %d failed; its %d requests end with an error", self._steps, len(batch.seq_tokens))
+            logger.exception(
+                "step %d failed; its %d requests end with an error", self._steps, len(batch.seq_tokens)
+            )
             events += self.scheduler.fail(f"the engine failed on this batch: {type(error).__name__}: {error}")
         else:
             self._backend_seconds += time.perf_counter() - running

@@ -29,7 +29,9 @@ def check_result(batch: Batch, result: StepResult) -> None:
     rows = len(batch.samples)
     for name in ("token", "logprob", "rank", "top_ids", "top_logprobs", "status"):
         if len(getattr(result, name)) != rows:
-            raise ValueError(f"the backend gave {len(getattr(result, name))} entries of {name} for {rows} logit rows")
+            raise ValueError(
+                f"the backend gave {len(getattr(result, name))} entries of {name} for {rows} logit rows"
+            )
 
 
 def finish_event(seq: Sequence, reason: FinishReason, error: str | None = None) -> EngineEvent:
@@ -71,7 +73,9 @@ def row_logprob(result: StepResult, row: int, k: int) -> TokenLogprob:
     """The k best of one logit row beside the token itself; a vocabulary smaller than k gives fewer."""
     top = [
         (int(token), float(logprob))
-        for token, logprob in zip(result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist(), strict=True)
+        for token, logprob in zip(
+            result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist(), strict=True
+        )
         if token >= 0
     ]
     return TokenLogprob(int(result.token[row]), float(result.logprob[row]), int(result.rank[row]), tuple(top))

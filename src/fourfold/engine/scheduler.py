@@ -133,7 +133,9 @@ class Scheduler:
             rows = item.targets + item.samples
             if bad and result.status[item.first_row : item.first_row + rows].any():
                 self.counters.nan_requests += 1
-                events.append(self._fail(seq, "the model's output for this request was not finite (NaN or infinity)"))
+                events.append(
+                    self._fail(seq, "the model's output for this request was not finite (NaN or infinity)")
+                )
                 continue
             seq.computed += item.count
             self.cache.insert(seq.table, seq.tokens, seq.computed)
@@ -186,7 +188,11 @@ class Scheduler:
             if self._hold(table, seq, in_flight):
                 return
         name = self.cache.next_key(table, seq.tokens, table.salt)
-        if self._schedule(seq, len(seq.tokens) - seq.computed) and name is not None and seq.prompt_logprobs is None:
+        if (
+            self._schedule(seq, len(seq.tokens) - seq.computed)
+            and name is not None
+            and seq.prompt_logprobs is None
+        ):
             in_flight.add(name)
 
     def _hold(self, table: BlockTable | None, seq: Sequence, in_flight: set[BlockName]) -> bool:
@@ -269,7 +275,9 @@ class Scheduler:
     def _refuse(self, seq: Sequence, missing: int) -> None:
         """Nothing runs and it still does not fit: blocks are held from outside (pinned, or in transfer)."""
         available = self.cache.ledger.available
-        message = f"{missing} KV blocks are needed, but only {available} of {self.limits.num_blocks} can be freed"
+        message = (
+            f"{missing} KV blocks are needed, but only {available} of {self.limits.num_blocks} can be freed"
+        )
         self._orphans.append(self._fail(seq, message))
 
     def _fail(self, seq: Sequence, message: str) -> EngineEvent:

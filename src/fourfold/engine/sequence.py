@@ -29,9 +29,27 @@ class Sequence:
     """
 
     __slots__ = (
-        "ban_ids", "bias_ids", "bias_values", "cached_tokens", "computed", "delivered", "max_total", "min_tokens",
-        "penalized", "preempted", "prompt_len", "prompt_logprobs", "rank", "record", "request", "state", "stop_ids",
-        "table", "tokens", "wants_tokens", "patched",
+        "ban_ids",
+        "bias_ids",
+        "bias_values",
+        "cached_tokens",
+        "computed",
+        "delivered",
+        "max_total",
+        "min_tokens",
+        "patched",
+        "penalized",
+        "preempted",
+        "prompt_len",
+        "prompt_logprobs",
+        "rank",
+        "record",
+        "request",
+        "state",
+        "stop_ids",
+        "table",
+        "tokens",
+        "wants_tokens",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, rank: Rank, seed: int, max_len: int, vocab_size: int) -> None:
@@ -49,17 +67,23 @@ class Sequence:
         """True once an event was made: the first one carries cached_tokens and prompt_logprobs."""
         self.wants_tokens = sampling.max_tokens != 0
         room = max_len - self.prompt_len
-        self.max_total = self.prompt_len + (room if sampling.max_tokens is None else min(room, sampling.max_tokens))
+        self.max_total = self.prompt_len + (
+            room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        )
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops.update(request.eos_ids)
         self.stop_ids = frozenset(stops)
         self.min_tokens = sampling.min_tokens
-        self.ban_ids: array[int] = array("i", sorted(t for t in stops if t < vocab_size) if sampling.min_tokens else ())
+        self.ban_ids: array[int] = array(
+            "i", sorted(t for t in stops if t < vocab_size) if sampling.min_tokens else ()
+        )
         self.bias_ids: array[int] = array("i", sampling.logit_bias)
         self.bias_values: array[float] = array("f", sampling.logit_bias.values())
         self.penalized = (
-            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+            sampling.repetition_penalty != 1
+            or sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0
         )
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if sampling.prompt_logprobs is None else [None]
@@ -105,7 +129,9 @@ def _record(sampling: SamplingParams, seed: int, allowed_vocab: int) -> bytes:
     return record.tobytes()
 
 
-def target_records(sampling: SamplingParams, targets: array[int], first_row: int, allowed_vocab: int) -> bytes:
+def target_records(
+    sampling: SamplingParams, targets: array[int], first_row: int, allowed_vocab: int
+) -> bytes:
     """Records that ask for the logprobs of known tokens: targets[i] after row first_row + i."""
     records = np.zeros(len(targets), SAMPLE_DTYPE)
     records["row"] = np.arange(first_row, first_row + len(targets))

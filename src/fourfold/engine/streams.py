@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+import msgspec
 
 from fourfold.errors import InvalidRequestError
 from fourfold.types import EngineEvent, EngineRequest
@@ -12,13 +15,18 @@ from fourfold.types import EngineEvent, EngineRequest
 class Stream:
     """One request's events. Its queue is bounded by the request's own length (one event per token at most)."""
 
-    __slots__ = ("_queue", "delivered", "loop", "request", "retried")
+    __slots__ = ("_queue", "delivered", "key", "loop", "request", "retried", "sent")
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, key: str) -> None:
         self.request = request
+        self.key = key
+        """The request's id inside the engine. Unlike the caller's it is never used again, so what is still under way
+        for a request that was left cannot reach a later one of the same name."""
         self.loop = asyncio.get_running_loop()
         self.delivered = False
         """True once an event went in: from then on the request cannot be retried unseen."""
+        self.sent = False
+        """True while an engine process has the request."""
         self.retried = False
         self._queue: asyncio.Queue[EngineEvent | Exception] = asyncio.Queue()
 
@@ -26,6 +34,11 @@ class Stream:
         """Only in the stream's own loop."""
         self.delivered = True
         self._queue.put_nowait(item)
+
+    @property
+    def engine_request(self) -> EngineRequest:
+        """The request under its key."""
+        return msgspec.structs.replace(self.request, request_id=self.key)
 
     async def events(self) -> AsyncIterator[EngineEvent]:
         """Until the event with a finish_reason, or the exception that ended it."""
@@ -39,42 +52,52 @@ class Stream:
 
 
 class Streams:
-    """All open streams by request id. Everything is called in the loop, but the *_soon methods, from any thread."""
+    """All open streams. Everything is called in the loop, but the *_soon methods, from any thread."""
 
     def __init__(self) -> None:
         self._open: dict[str, Stream] = {}
+        self._keys: dict[str, str] = {}
+        self._opened = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterable[Stream]:
+    def __iter__(self) -> Iterator[Stream]:
         return iter(tuple(self._open.values()))
 
     def open(self, request: EngineRequest) -> Stream:
         """Raises InvalidRequestError if the id is in use."""
-        if request.request_id in self._open:
-            raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        stream = self._open[request.request_id] = Stream(request)
+        request_id = request.request_id
+        if request_id in self._keys:
+            raise InvalidRequestError(f"request id {request_id!r} is already in use", "request_id")
+        self._opened += 1
+        key = self._keys[request_id] = f"{request_id}#{self._opened}"
+        stream = self._open[key] = Stream(request, key)
         return stream
 
     def discard(self, stream: Stream) -> bool:
         """Forgets a stream whose consumer left. True if it had not ended, so that the engine must be told."""
-        if self._open.get(stream.request.request_id) is not stream:
+        if stream.key not in self._open:
             return False
-        del self._open[stream.request.request_id]
+        del self._open[stream.key], self._keys[stream.request.request_id]
         return True
 
-    def get(self, request_id: str) -> Stream | None:
-        return self._open.get(request_id)
+    def find(self, request_id: str) -> Stream | None:
+        """By the caller's id."""
+        return self._open.get(self._keys.get(request_id, ""))
+
+    def get(self, key: str) -> Stream | None:
+        return self._open.get(key)
 
     def deliver(self, events: Iterable[EngineEvent]) -> None:
-        """Events of requests whose consumer left are dropped."""
+        """Events under their keys; those of requests whose consumer left are dropped."""
         for event in events:
             stream = self._open.get(event.request_id)
             if stream is None:
                 continue
+            event.request_id = stream.request.request_id
             if event.finish_reason is not None:
-                del self._open[event.request_id]
+                self.discard(stream)
             stream.put(event)
 
     def fail(self, stream: Stream, error: Exception) -> None:
@@ -82,7 +105,7 @@ class Streams:
             stream.put(error)
 
     def fail_all(self, error: Exception) -> None:
-        for stream in tuple(self._open.values()):
+        for stream in self:
             self.fail(stream, error)
 
     def deliver_soon(self, events: list[EngineEvent]) -> None:
@@ -99,11 +122,11 @@ class Streams:
         _call(stream.loop, self.fail, stream, error)
 
     def fail_all_soon(self, error: Exception) -> None:
-        for stream in tuple(self._open.values()):
+        for stream in self:
             self.fail_soon(stream, error)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
     """A loop that was closed has no consumers left, so there is nobody to tell."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)

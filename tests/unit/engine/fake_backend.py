@@ -39,10 +39,14 @@ class FakeBackend:
             self._check(batch)
         self.computed_tokens += len(batch.tokens)
         tables, rows, at = [], {}, 0
-        for s, (count, context) in enumerate(zip(batch.seq_tokens.tolist(), batch.seq_context.tolist(), strict=True)):
+        for s, (count, context) in enumerate(
+            zip(batch.seq_tokens.tolist(), batch.seq_context.tolist(), strict=True)
+        ):
             table = batch.blocks[batch.block_start[s] : batch.block_start[s + 1]]
             positions = np.arange(context, context + count)
-            self.kv[table[positions // self.block_size], positions % self.block_size] = batch.tokens[at : at + count]
+            self.kv[table[positions // self.block_size], positions % self.block_size] = batch.tokens[
+                at : at + count
+            ]
             tables.append(table)
             rows.update({at + i: (s, context + i) for i in range(count)})
             at += count
@@ -93,10 +97,21 @@ class FakeBackend:
     def _check(self, batch: Batch) -> None:
         counts, contexts, starts = batch.seq_tokens, batch.seq_context, batch.block_start
         assert batch.samples.dtype == SAMPLE_DTYPE
-        for array in (batch.tokens, counts, contexts, starts, batch.blocks, batch.history, batch.bias_ids, batch.ban_ids):
+        for array in (
+            batch.tokens,
+            counts,
+            contexts,
+            starts,
+            batch.blocks,
+            batch.history,
+            batch.bias_ids,
+            batch.ban_ids,
+        ):
             assert array.dtype == np.int32 and array.ndim == 1
         assert 0 < len(batch.tokens) <= self.max_batch_tokens and counts.sum() == len(batch.tokens)
-        assert len(counts) == len(contexts) == len(starts) - 1 and (counts > 0).all() and (contexts >= 0).all()
+        assert (
+            len(counts) == len(contexts) == len(starts) - 1 and (counts > 0).all() and (contexts >= 0).all()
+        )
         assert starts[0] == 0 and starts[-1] == len(batch.blocks)
         assert (np.diff(starts) * self.block_size >= counts + contexts).all(), "too few blocks"
         assert ((batch.tokens >= 0) & (batch.tokens < self.vocab_size)).all()

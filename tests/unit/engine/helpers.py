@@ -23,7 +23,9 @@ def make_engine(
     backend: FakeBackend | None = None, max_model_len: int = 256, kv_events: Any = None, **config: Any
 ) -> Engine:
     backend = backend or FakeBackend()
-    return Engine(backend, model_info(backend, max_model_len), EngineConfig(**{"seed": 1, **config}), kv_events)
+    return Engine(
+        backend, model_info(backend, max_model_len), EngineConfig(**{"seed": 1, **config}), kv_events
+    )
 
 
 def request(

@@ -163,7 +163,9 @@ class Ledger:
         counted = [len(self._free), self._cached, self._live, self._in_transfer]
         if by_state != counted or sum(counted) != self.total:
             raise LedgerError(f"states {by_state} differ from counters {counted} of {self.total} blocks")
-        if len(set(self._free)) != len(self._free) or any(self._state[b] != BlockState.FREE for b in self._free):
+        if len(set(self._free)) != len(self._free) or any(
+            self._state[b] != BlockState.FREE for b in self._free
+        ):
             raise LedgerError("the free list holds a block twice or one that is not free")
         for block, count in enumerate(self._count):
             if (count > 0) != (self._state[block] == BlockState.LIVE):

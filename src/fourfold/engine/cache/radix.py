@@ -48,7 +48,9 @@ class RadixCache:
     # Before: table holds `shared` tree nodes and nothing else. After: it holds more of them.
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         if len(table.blocks) != table.shared:
-            raise LedgerError(f"a table of {len(table.blocks)} blocks, {table.shared} shared, cannot be extended")
+            raise LedgerError(
+                f"a table of {len(table.blocks)} blocks, {table.shared} shared, cannot be extended"
+            )
         size = self.block_size
         start = table.shared * size
         limit = min(limit, len(tokens))
@@ -166,7 +168,9 @@ class RadixCache:
                 stack.extend(node.children.items())
         cached = {b for b in range(self.ledger.total) if self.ledger.is_cached(b)}
         if len(in_tree) != self._nodes or not cached <= in_tree:
-            raise LedgerError(f"{len(in_tree)} nodes found, {self._nodes} counted; lost: {sorted(cached - in_tree)}")
+            raise LedgerError(
+                f"{len(in_tree)} nodes found, {self._nodes} counted; lost: {sorted(cached - in_tree)}"
+            )
         for table in tables:
             path, node = [], table.node
             while node.parent is not None:

@@ -1,0 +1,127 @@
+"""Messages between the HTTP front and the engine process: MessagePack, one message per send."""
+
+from __future__ import annotations
+
+from typing import IO, Literal
+
+import msgspec
+
+from fourfold.config import EngineConfig
+from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
+from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+DEFAULT_FACTORY = "fourfold.build.load:load_engine_backend"
+"""`module:function` that makes (Backend, ModelInfo) of (EngineConfig, progress(stage, fraction))."""
+
+MAX_START_BYTES = 1 << 20
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """First message, over the standard input. The engine lives as long as that pipe is open.
+
+    directory: private to the two processes; holds the sockets.
+    inbox: ZeroMQ endpoint the engine binds for commands.  outbox: the one it connects to for reports.
+    """
+
+    config: EngineConfig
+    factory: str
+    directory: str
+    inbox: str
+    outbox: str
+    log_level: str
+
+
+class Add(msgspec.Struct, tag="add"):
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort"):
+    request_id: str
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End now; what is unfinished is dropped."""
+
+
+Command = Add | Abort | Stop
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    """How far loading is; fraction in [0, 1]."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    model: ModelInfo
+
+
+class LoadFailed(msgspec.Struct, tag="load_failed"):
+    """expected: the user can mend it (a FourfoldError), so the message is enough; else the log has a traceback."""
+
+    message: str
+    expected: bool
+
+
+class Refused(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request that was not taken, and which error that is."""
+
+    request_id: str
+    kind: Literal["invalid", "overloaded"]
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float = 1.0
+
+    @classmethod
+    def of(cls, request_id: str, error: InvalidRequestError | OverloadedError) -> Refused:
+        if isinstance(error, OverloadedError):
+            return cls(
+                request_id=request_id, kind="overloaded", message=str(error), retry_after=error.retry_after
+            )
+        return cls(
+            request_id=request_id, kind="invalid", message=str(error), param=error.param, code=error.code
+        )
+
+    def error(self) -> FourfoldError:
+        if self.kind == "overloaded":
+            return OverloadedError(self.message, self.retry_after)
+        return InvalidRequestError(self.message, self.param, self.code)
+
+
+class Output(msgspec.Struct, tag="output", omit_defaults=True):
+    """Everything one step brought."""
+
+    events: list[EngineEvent] = []
+    refused: list[Refused] = []
+
+
+class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """Sent by a thread of its own, so it comes during long steps too; progress shows in stats.step."""
+
+    stats: EngineStats
+
+
+Report = Progress | Ready | LoadFailed | Output | Heartbeat
+
+
+def write_start(pipe: IO[bytes], start: Start) -> None:
+    payload = msgspec.msgpack.encode(start)
+    pipe.write(len(payload).to_bytes(4, "little") + payload)
+    pipe.flush()
+
+
+def read_start(pipe: IO[bytes]) -> Start:
+    """Raises LoadError if the pipe does not hold a Start message."""
+    size = int.from_bytes(pipe.read(4), "little")
+    payload = pipe.read(size) if size <= MAX_START_BYTES else b""
+    if not payload or len(payload) != size:
+        raise LoadError(
+            f"the engine process expects a start message of 1 to {MAX_START_BYTES} bytes on its standard input, "
+            f"got {len(payload)} of {size}; it is started by `fourfold serve`, not by hand"
+        )
+    try:
+        return msgspec.msgpack.decode(payload, type=Start)
+    except msgspec.DecodeError as error:
+        raise LoadError(f"the engine's start message is not readable: {error}") from error
