@@ -21,7 +21,15 @@
 #error "define FF_NS and FF_ISA_* before including vec.h"
 #endif
 
+// The scalar build exists to be right: left to the compiler, it is small and compiles in seconds.
+#if defined(FF_ISA_AVX512) || defined(FF_ISA_AVX2)
 #define FF_INLINE inline __attribute__((always_inline))
+#define FF_PRAGMA(x) _Pragma(#x)
+#define FF_UNROLL(n) FF_PRAGMA(GCC unroll n)
+#else
+#define FF_INLINE inline
+#define FF_UNROLL(n)
+#endif
 
 namespace ff::FF_NS {
 

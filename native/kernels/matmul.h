@@ -85,11 +85,11 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
       unpack_group<BITS, GROUP>(p, w);
       for (size_t line = 0; line < bytes; line += 64) prefetch(p + 4096 + line);
       const F d = load_scale(p + ints, m.wide);
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
         const int32_t sum = sums[r][g];
         I even = OFFSET ? izero() : iset1(-m.zero * sum), odd = izero();
-#pragma GCC unroll 8
+        FF_UNROLL(8)
         for (int s = 0; s < GROUP / 4; s += 2) {
           even = dot_u8s8(even, w[s], q[r] + k + 4 * s);
           odd = dot_u8s8(odd, w[s + 1], q[r] + k + 4 * s + 4);
@@ -130,7 +130,7 @@ static void unpack_panel(const Matrix& m, int tile0, int tiles, const Panel& to)
     for (int g = 0; g < m.k / GROUP; g++, p += bytes) {
       B w[GROUP / 4];
       unpack_group<BITS, GROUP>(p, w);
-#pragma GCC unroll 8
+      FF_UNROLL(8)
       for (int s = 0; s < GROUP / 4; s++) bstore(to.w + ((size_t(g) * (GROUP / 4) + s) * kRegTiles + t) * 64, w[s]);
       store(to.scale + (size_t(g) * kRegTiles + t) * 16, load_scale(p + ints, m.wide));
       if (m.has_offset)
@@ -153,43 +153,43 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
   for (int k = 0, g = 0, block = 0; k < m.k; block++) {
     const int end = k + kActGroup < m.k ? k + kActGroup : m.k;
     F part[ROWS][TILES];
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int t = 0; t < TILES; t++) part[r][t] = zero();
     for (; k < end; k += GROUP, g++, d += kRegTiles * 16, o += kRegTiles * 16) {
       I i[ROWS][TILES];
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
         const I start = OFFSET ? izero() : iset1(-m.zero * sums[size_t(r) * a.act.sum_stride + g]);
-#pragma GCC unroll 4
+        FF_UNROLL(4)
         for (int t = 0; t < TILES; t++) i[r][t] = start;
       }
-#pragma GCC unroll 8
+      FF_UNROLL(8)
       for (int s = 0; s < GROUP / 4; s++, w += kRegTiles * 64) {
         B b[TILES];
-#pragma GCC unroll 4
+        FF_UNROLL(4)
         for (int t = 0; t < TILES; t++) b[t] = bload(w + 64 * t);
-#pragma GCC unroll 4
+        FF_UNROLL(4)
         for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+          FF_UNROLL(4)
           for (int t = 0; t < TILES; t++) i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + k + 4 * s);
       }
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
-#pragma GCC unroll 4
+        FF_UNROLL(4)
         for (int t = 0; t < TILES; t++) part[r][t] = fma(to_float(i[r][t]), load(d + 16 * t), part[r][t]);
         if (OFFSET) {
           const F sum = to_float(iset1(sums[size_t(r) * a.act.sum_stride + g]));
-#pragma GCC unroll 4
+          FF_UNROLL(4)
           for (int t = 0; t < TILES; t++) part[r][t] = fma(sum, load(o + 16 * t), part[r][t]);
         }
       }
     }
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int r = 0; r < ROWS; r++) {
       const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int t = 0; t < TILES; t++) store(y[r][t], fma(part[r][t], scale, load(y[r][t])));
     }
   }
@@ -262,11 +262,11 @@ static void bf16_rows(const MatmulArgs& a, int tile, int block_tile, int row0, i
     for (int t = 0; t < TILES; t++) y[r][t] = zero();
   const int pairs = (m.k + 1) / 2;
   for (int i = 0; i < pairs; i++, w += 32)
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int r = 0; r < ROWS; r++) {
       uint32_t pair;
       memcpy(&pair, x + size_t(r) * a.act.q_stride + 2 * i, 4);
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * stride, pair);
     }
   for (int r = 0; r < ROWS; r++)
@@ -291,20 +291,20 @@ static void bf16_block(const MatmulArgs& a, int tile0, int tile1, int row0, int 
 template <int ROWS, int TILES>
 static FF_INLINE void f32_rows(const float* w, const float* x, size_t x_stride, int k, float* y) {
   F acc[ROWS][TILES];
-#pragma GCC unroll 4
+  FF_UNROLL(4)
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int t = 0; t < TILES; t++) acc[r][t] = load(y + (size_t(r) * kBlockTiles + t) * 16);
   for (int i = 0; i < k; i++, w += kBlockTiles * 16)
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int r = 0; r < ROWS; r++) {
       const F v = set1(x[size_t(r) * x_stride + i]);
-#pragma GCC unroll 4
+      FF_UNROLL(4)
       for (int t = 0; t < TILES; t++) acc[r][t] = fma(load(w + 16 * t), v, acc[r][t]);
     }
-#pragma GCC unroll 4
+  FF_UNROLL(4)
   for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
+    FF_UNROLL(4)
     for (int t = 0; t < TILES; t++) store(y + (size_t(r) * kBlockTiles + t) * 16, acc[r][t]);
 }
 

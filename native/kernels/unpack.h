@@ -15,10 +15,10 @@ template <int BITS, int GROUP>
 static FF_INLINE void unpack_group(const uint8_t* p, B (&w)[GROUP / 4]) {
   constexpr int steps = GROUP / 4, half = steps / 2;
   if constexpr (BITS == 8) {
-#pragma GCC unroll 8
+    FF_UNROLL(8)
     for (int s = 0; s < steps; s++) w[s] = bload(p + 64 * s);
   } else {
-#pragma GCC unroll 8
+    FF_UNROLL(8)
     for (int s = 0; s < half; s++) {
       const B x = bload(p + 64 * s);
       w[s] = low_nibbles(x);
@@ -26,10 +26,10 @@ static FF_INLINE void unpack_group(const uint8_t* p, B (&w)[GROUP / 4]) {
     }
     const uint8_t* high = p + 64 * half;
     if constexpr (BITS == 5) {
-#pragma GCC unroll 8
+      FF_UNROLL(8)
       for (int s = 0; s < steps; s++) w[s] = or_bit4(w[s], high + 8 * s);
     } else if constexpr (BITS == 6) {
-#pragma GCC unroll 2
+      FF_UNROLL(2)
       for (int s = 0; s < steps; s += 4) {
         const B h = bload(high + 16 * s);
         w[s] = or_bits45<0>(w[s], h);
