@@ -1,0 +1,49 @@
+"""Token ids to text, as they come."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fourfold.text.tokenizer import Tokenizer
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text that never ends in half a character.
+
+    The pieces joined are the decoding of all ids at once, however the ids were cut (design rule 6): tokens stand for
+    bytes, and an incremental UTF-8 decoder keeps back the beginning of an unfinished character. Bytes that can never
+    become a character are shown as U+FFFD as soon as that is certain.
+
+    keep_leading_space: the text continues another one, so that a first space belongs to it.
+    """
+
+    __slots__ = ("_decoder", "_skip", "_strip", "_token_bytes")
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, keep_leading_space: bool = False
+    ) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skip: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._strip = tokenizer.spec.strip_leading_space and not keep_leading_space
+        self._decoder = _new_decoder("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` complete, possibly empty. Raises InvalidRequestError for an id without a token."""
+        token_bytes = self._token_bytes
+        skip = self._skip
+        data = b"".join([token_bytes(id) for id in ids if id not in skip])
+        if not data:
+            return ""
+        if self._strip:
+            self._strip = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What an unfinished character at the very end is shown as: one U+FFFD, or nothing."""
+        return self._decoder.decode(b"", True)

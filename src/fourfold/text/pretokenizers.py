@@ -1,0 +1,119 @@
+"""How byte-level BPE vocabularies cut text into words before merging, by the name a GGUF file gives.
+
+The name is the value of tokenizer.ggml.pre; the patterns are those of the tokenizer.json of the models the name
+stands for (Oniguruma syntax). Patterns are applied one after the other, each to the pieces the ones before have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH_TAIL}"
+_GPT4O = rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTION}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
+_CJK = r"[一-龥ࠀ-一가-퟿]+"
+# Letters that have case, without combining marks or the scripts that have none.
+_CASED = (
+    "[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌ"
+    "ῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
+    "\U0001e900-\U0001e943]+"
+)
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """patterns: see above.  add_bos: unless the file says otherwise.
+
+    ignore_merges: a word that is a token is taken whole, even if the merges would not make it.
+    """
+
+    patterns: tuple[str, ...]
+    add_bos: bool = False
+    ignore_merges: bool = False
+
+
+def _table() -> Iterator[tuple[str, PreTokenizer]]:
+    gpt2 = PreTokenizer((_GPT2,))
+    for name in (
+        "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0",
+        "mellum", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de",
+    ):  # fmt: skip
+        yield name, gpt2
+    digits = PreTokenizer((r"\p{N}", _GPT2))
+    for name in ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"):
+        yield name, digits
+    llama3 = PreTokenizer((_LLAMA3,), add_bos=True, ignore_merges=True)
+    for name in ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"):
+        yield name, llama3
+    for name in ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"):
+        yield name, PreTokenizer((_LLAMA3,))
+    qwen2 = PreTokenizer((_QWEN2,))
+    for name in ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"):
+        yield name, qwen2
+    for name in ("gpt-4o", "llama4", "minimax-m2"):
+        yield name, PreTokenizer((_GPT4O,))
+    for name in ("bloom", "poro-chat", "gpt3-finnish"):
+        yield name, PreTokenizer((_BLOOM,))
+    yield "viking", PreTokenizer((_BLOOM, r"\p{N}"))
+    yield "tekken", PreTokenizer((_TEKKEN,), add_bos=True, ignore_merges=True)
+    yield "default", PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+    yield "falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))
+    yield "deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))
+    yield (
+        "deepseek-llm",
+        PreTokenizer(
+            (r"[\r\n]", rf"\s?{_CASED}", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK, r"\p{N}+")
+        ),
+    )
+    deepseek3 = PreTokenizer(
+        (
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    )
+    yield "deepseek-v3", deepseek3
+    yield "hunyuan-dense", deepseek3
+    yield (
+        "chameleon",
+        PreTokenizer(
+            (
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                _GPT2,
+            ),
+            add_bos=True,
+        ),
+    )
+    bailing = PreTokenizer(
+        (
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+            r"|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    )
+    for name in ("bailingmoe", "bailingmoe2", "llada-moe"):
+        yield name, bailing
+    yield (
+        "seed-coder",
+        PreTokenizer(
+            (rf"{_CONTRACTION}|{_LEAD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",)
+        ),
+    )
+
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = dict(_table())
