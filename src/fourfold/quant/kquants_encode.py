@@ -16,7 +16,7 @@ def _divide(a: F32, b: F32) -> F32:
 
 
 def _normalized(groups: F32) -> tuple[F32, F32]:
-    """Groups [g, n] over their largest magnitude, and that [g, 1], so that no square overflows or vanishes."""
+    """Groups [g, n] over their largest magnitude [g, 1]; no square then overflows or vanishes."""
     peak = np.abs(groups).max(axis=1, keepdims=True)
     return _divide(groups, peak), peak
 

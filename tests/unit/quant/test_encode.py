@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from fourfold.quant import get_format
 
-
-# Below about 1e-25 the gguf package divides by denormals and casts infinities; see test_tiny_values_become_zero.
+# Below about 1e-25 the gguf package divides by denormals and casts infinities: see the test of tiny values.
 ORDINARY = st.floats(-1e6, 1e6, width=32).filter(lambda x: x == 0 or abs(x) > 1e-25)
 
 
@@ -55,8 +54,8 @@ def round_trip(name: str, x: np.ndarray) -> np.ndarray:
 # With A the largest magnitude of a super-block of 256.
 # Q4_K: a scale is at most 2A/15. Half a step of rounding A/15, one step the search may clip 2A/15, the 6-bit
 # scale (15 codes off by half of 1/63 of 2A/15) 2A/126 and the 6-bit minimum A/126.
-# Q6_K: a scale is at most A/32. Half a step A/64, one step A/32, the 8-bit scale (32 codes off by half of 1/128
-# of it) A/256.
+# Q6_K: a scale is at most A/32. Half a step A/64, one step A/32, the 8-bit scale (32 codes off by half of
+# 1/128 of it) A/256.
 @pytest.mark.parametrize("name, bound", [("Q4_K", 3 / 15 + 3 / 126), ("Q6_K", 3 / 64 + 1 / 256)])
 def test_k_quants_keep_every_element_within_their_bound(name: str, bound: float) -> None:
     x = weights(3)
