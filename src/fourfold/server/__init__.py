@@ -1,0 +1,1 @@
+"""The HTTP front: OpenAI-compatible endpoints over an `EngineClient`."""

@@ -1,0 +1,112 @@
+"""The application: routes, and what is wrapped around them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fourfold._version import __version__
+from fourfold.engine.client import EngineClient
+from fourfold.server import admin
+from fourfold.server.chat import chat_completions
+from fourfold.server.completions import completions
+from fourfold.server.errors import error_response, on_http_exception
+from fourfold.server.front import Front
+from fourfold.server.gate import ApiKeys, Gate
+from fourfold.server.openapi import Operation, document
+from fourfold.server.settings import ServerSettings
+from fourfold.server.tokens import detokenize, tokenize
+from fourfold.text.chat import ChatTemplate
+from fourfold.text.tokenizer import Tokenizer
+
+Handler = Callable[[Front, Request], Awaitable[Response]]
+
+_ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions, "Answer a conversation."),
+    ("POST", "/v1/completions", completions, "Continue texts or token ids."),
+    ("GET", "/v1/models", admin.models, "List the served models."),
+    ("GET", "/v1/models/{name:path}", admin.model, "Describe one model."),
+    ("POST", "/v1/tokenize", tokenize, "Text or messages to token ids."),
+    ("POST", "/tokenize", tokenize, "Text or messages to token ids."),
+    ("POST", "/v1/detokenize", detokenize, "Token ids to text."),
+    ("POST", "/detokenize", detokenize, "Token ids to text."),
+    ("GET", "/health", admin.health, "Is the engine alive and making progress?"),
+    ("GET", "/ping", admin.ping, "The same, where a platform expects it."),
+    ("GET", "/metrics", admin.metrics, "Prometheus metrics."),
+    ("GET", "/version", admin.version, "The version of Fourfold."),
+    ("GET", "/debug/kv", admin.kv_ledger, "The states of all KV blocks."),
+)
+
+
+def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:
+    """The ASGI application over one engine. It does not own the client: who made it closes it.
+
+    Bodies are decoded by msgspec and answers encoded by it, so routes are Starlette's: FastAPI's own would
+    build two dozen pydantic models at start and run them on every request. The OpenAPI document comes from
+    the structs.
+    """
+    has_template = settings.chat_template is not None or tokenizer.chat_template is not None
+    template = ChatTemplate.of(tokenizer, settings.chat_template) if has_template else None
+    front = Front(client, tokenizer, settings, template)
+    middleware = [
+        Middleware(
+            Gate,
+            keys=ApiKeys(settings.api_keys),
+            max_body_bytes=settings.max_body_bytes,
+            errors=front.metrics.errors,
+            access_log=settings.access_log,
+        )
+    ]
+    if settings.cors_origins:
+        # Outside the gate: a browser's preflight request carries no key.
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.insert(0, cors)
+    app = _App(
+        title="Fourfold",
+        version=__version__,
+        routes=[
+            Route(path, _endpoint(front, handler), methods=[method]) for method, path, handler, _ in _ROUTES
+        ],
+        middleware=middleware,
+        exception_handlers={HTTPException: on_http_exception},
+        redirect_slashes=False,
+        # Spans are for a later issue, and only config.py reads the environment.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    app.state.front = front
+    return app
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return document(
+            Operation(method, path.replace(":path", ""), summary, ("name",) if "{name" in path else ())
+            for method, path, _, summary in _ROUTES
+        )
+
+
+def _endpoint(front: Front, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(front, request)
+        except ClientDisconnect:
+            # The client left while it was sending; nobody reads this.
+            return Response(status_code=400)
+        except Exception as error:
+            return error_response(error)
+
+    return endpoint

@@ -1,0 +1,103 @@
+"""The streaming hot path: increments of all choices in, one write's worth of server-sent events out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fourfold.server.generate import Generation, Increment
+from fourfold.server.stream import DONE
+from fourfold.text.output import TokenInfo
+from fourfold.types import TokenLogprob
+
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one sequence has given so far, or since its last chunk."""
+
+    text: str = ""
+    logprobs: list[TokenInfo] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def take(self, increment: Increment) -> None:
+        delta = increment.delta
+        self.text += delta.text
+        self.logprobs += delta.logprobs or ()
+        if increment.prompt_logprobs is not None:
+            self.prompt_logprobs = increment.prompt_logprobs
+        if delta.done:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class UsageWanted:
+    """at_end: one last chunk with empty choices.  in_every: in every chunk as well."""
+
+    at_end: bool
+    in_every: bool
+
+
+async def collect(generation: Generation, count: int) -> list[Choice]:
+    """Runs all `count` choices to their end."""
+    choices = [Choice() for _ in range(count)]
+    async with aclosing(generation.increments()) as batches:
+        async for batch in batches:
+            for increment in batch:
+                choices[increment.choice].take(increment)
+    return choices
+
+
+async def events(
+    generation: Generation,
+    count: int,
+    head: bytes,
+    wanted: UsageWanted,
+    content: Callable[[int, Choice], bytes | None],
+) -> AsyncGenerator[bytes]:
+    """Encoded events, one item per batch of increments, [DONE] the last.
+
+    head: what every chunk's JSON begins with, from the brace up to but without the comma before "choices".
+    content: the part of a choice that its endpoint knows, from after `"index":i,` up to but without the
+    comma before
+        "finish_reason"; None if there is nothing to say yet: the choice then waits, and is given again with
+        what came next. Chunks with nothing in them are never sent.
+    """
+    start = b"data: " + head
+    before = [start + b',"choices":[{"index":%d,' % index for index in range(count)]
+    waiting = [Choice() for _ in range(count)]
+    async with aclosing(generation.increments()) as batches:
+        async for batch in batches:
+            out: list[bytes] = []
+            for increment in batch:
+                index = increment.choice
+                choice = waiting[index]
+                choice.take(increment)
+                inner = content(index, choice)
+                if inner is None:
+                    continue
+                out += (before[index], inner, _tail(choice))
+                if wanted.in_every:
+                    out += (b',"usage":', encode(generation.usage.as_dict()))
+                out.append(b"}\n\n")
+                waiting[index] = Choice()
+            if out:
+                yield b"".join(out)
+    end = DONE
+    if wanted.at_end:
+        end = start + b',"choices":[],"usage":' + encode(generation.usage.as_dict()) + b"}\n\n" + DONE
+    yield end
+
+
+def _tail(choice: Choice) -> bytes:
+    if choice.finish_reason is None:
+        return b',"finish_reason":null}]'
+    reasons = encode({"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason})
+    return b"," + reasons[1:-1] + b"}]"

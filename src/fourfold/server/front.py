@@ -1,0 +1,209 @@
+"""What all endpoints share, and how a body becomes sequences for the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from fourfold.engine.client import EngineClient
+from fourfold.errors import InvalidRequestError
+from fourfold.server.errors import HTTPError
+from fourfold.server.gate import cache_salt, read_body
+from fourfold.server.generate import Generation, Job
+from fourfold.server.metrics import Metrics
+from fourfold.server.sampling import sibling_seed
+from fourfold.server.settings import ServerSettings
+from fourfold.server.wire import Body, BodyReader, GenerationBody
+from fourfold.text.chat import ChatTemplate
+from fourfold.text.output import OutputProcessor
+from fourfold.text.tokenizer import Tokenizer
+from fourfold.types import EngineRequest, ModelInfo, SamplingParams
+
+T = TypeVar("T")
+
+_INLINE_CHARACTERS = 50_000
+"""Longer texts are tokenized in a thread: half a millisecond per thousand characters would hold up every
+stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """One application's parts. template: None if there is no chat template."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    settings: ServerSettings
+    template: ChatTemplate | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    reader: BodyReader = field(default_factory=BodyReader)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.client.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.settings.served_model_names or (self.model.name,)
+
+    @property
+    def token_limit(self) -> int:
+        """Ids at or above it have no token."""
+        return min(self.model.vocab_size, self.tokenizer.vocab_size)
+
+    async def body(self, request: Request, kind: type[Body]) -> tuple[Body, dict[str, object]]:
+        return self.reader.read(await read_body(request, self.settings.max_body_bytes), kind)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises HTTPError 404 for one that is not served."""
+        if name is None or name in self.names:
+            return name or self.names[0]
+        raise HTTPError(
+            404,
+            f"the model {name[:200]!r} does not exist; this server has {', '.join(self.names)}",
+            "not_found_error",
+            "model",
+            "model_not_found",
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self.in_thread_if_long(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def in_thread_if_long(self, size: int, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if size > _INLINE_CHARACTERS else work()
+
+    def check_ids(self, ids: object, field: str) -> list[int]:
+        """`ids` as token ids. Raises InvalidRequestError naming the first that is none."""
+        try:
+            checked = msgspec.convert(ids, list[int])
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(f"{field} must be a list of token ids: {error}", field) from error
+        if checked and not (min(checked) >= 0 and max(checked) < self.token_limit):
+            bad = next(i for i in checked if not 0 <= i < self.token_limit)
+            raise InvalidRequestError(
+                f"{field} names token {bad}, but ids run from 0 to {self.token_limit - 1}", field
+            )
+        return checked
+
+    def chat_template(self) -> ChatTemplate:
+        """Raises InvalidRequestError if the model has none."""
+        return self.template or ChatTemplate.of(self.tokenizer)
+
+    def jobs(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, ask: Ask, per_prompt: int
+    ) -> list[Job]:
+        """`per_prompt` sequences for each prompt, with seeds that differ by one. Raises
+        InvalidRequestError."""
+        count = len(prompts) * per_prompt
+        if count > self.settings.max_sequences:
+            raise InvalidRequestError(
+                f"{len(prompts)} prompts times {per_prompt} completions are {count} sequences, but one "
+                f"request may have at most {self.settings.max_sequences}; send several requests",
+                "n",
+            )
+        limits = [self._limit(len(prompt.ids), sampling, ask) for prompt in prompts]
+        for limit in set(limits):
+            msgspec.structs.replace(sampling, max_tokens=limit).validate(self.token_limit)
+        eos = tuple(sorted(self.tokenizer.eos_ids))
+        group = uuid.uuid4().hex
+        jobs = []
+        for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            for sibling in range(per_prompt):
+                own = msgspec.structs.replace(
+                    sampling, n=1, max_tokens=limit, seed=sibling_seed(sampling.seed, sibling)
+                )
+                index = number * per_prompt + sibling
+                request = EngineRequest(
+                    request_id=f"{group}-{index}",
+                    prompt_ids=prompt.ids,
+                    sampling=own,
+                    eos_ids=eos,
+                    allowed_vocab=self.token_limit if self.token_limit < self.model.vocab_size else None,
+                    cache_salt=ask.salt,
+                    priority=ask.priority,
+                    arrival=ask.arrival,
+                )
+                output = OutputProcessor(self.tokenizer, own, eos, prompt.continues_text, prompt.echoed)
+                jobs.append(Job(index, number, sibling, request, output))
+            self.metrics.max_tokens.observe(limit)
+        self.metrics.n.observe(per_prompt)
+        return jobs
+
+    def generation(self, jobs: Sequence[Job]) -> Generation:
+        return Generation(self.client, jobs, self.metrics, self.model.max_num_seqs)
+
+    def _limit(self, prompt_tokens: int, sampling: SamplingParams, ask: Ask) -> int:
+        """max_tokens for a prompt. Raises InvalidRequestError with both numbers if it does not fit the
+        context."""
+        most = self.model.max_model_len
+        if prompt_tokens == 0:
+            raise InvalidRequestError(
+                "the prompt is empty; it must have at least one token", ask.prompt_field
+            )
+        room = most - prompt_tokens
+        wanted = sampling.max_tokens
+        if wanted is None:
+            default = (
+                room if ask.default_max_tokens is None else max(ask.default_max_tokens, sampling.min_tokens)
+            )
+            wanted = max(1, min(default, room))
+        if wanted > room:
+            raise InvalidRequestError(
+                f"this model's maximum context length is {most} tokens, but {prompt_tokens + wanted} were "
+                f"requested ({prompt_tokens} in the prompt, {wanted} for the answer); "
+                "shorten the prompt or lower max_tokens",
+                ask.prompt_field if room <= 0 else "max_tokens",
+                "context_length_exceeded",
+            )
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids to continue.
+
+    continues_text: the answer goes on in the middle of a text, so that its first space belongs to it.
+    echoed: characters of the prompt that the answer begins with.
+    """
+
+    ids: list[int]
+    continues_text: bool = False
+    echoed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Who asks, and what is no sampling parameter.
+
+    prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
+    """
+
+    salt: str
+    priority: int
+    arrival: float
+    prompt_field: str
+    default_max_tokens: int | None
+
+    @staticmethod
+    def of(
+        request: Request, body: GenerationBody, prompt_field: str, default_max_tokens: int | None = None
+    ) -> Ask:
+        priority = body.priority or 0
+        if not -(2**31) <= priority < 2**31:
+            raise InvalidRequestError(f"priority must be a 32-bit integer, got {priority}", "priority")
+        return Ask(
+            cache_salt(request.state.tenant, body.cache_salt),
+            priority,
+            time.monotonic(),
+            prompt_field,
+            default_max_tokens,
+        )

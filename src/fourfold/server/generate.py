@@ -1,0 +1,153 @@
+"""Runs the sequences of one HTTP request: submits them, merges what comes back, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from fourfold.engine.client import EngineClient
+from fourfold.errors import EngineDeadError, EngineFaultError
+from fourfold.server.metrics import Metrics, SequenceTimer
+from fourfold.text.output import Delta, OutputProcessor
+from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to run. index: of its choice in the answer.  prompt: number of its prompt in the request.
+    sibling: which of the n (or best_of) completions of that prompt."""
+
+    index: int
+    prompt: int
+    sibling: int
+    request: EngineRequest
+    output: OutputProcessor
+
+
+class Increment(NamedTuple):
+    """What one event brought to one choice. prompt_logprobs: with the first one, if asked for."""
+
+    choice: int
+    delta: Delta
+    prompt_logprobs: list[TokenLogprob | None] | None
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """The sequences of one HTTP request.
+
+    Iterating gives lists of increments: all that has come in since the last one, at least one. The first
+    failure of any sequence ends the iteration with its error. However the iteration ends (exhausted, failed,
+    closed early, cancelled), every sequence that is not finished is aborted in the engine before it returns.
+
+    window: how many of the sequences are in the engine at a time, so that one request with many prompts
+    neither overflows the waiting queue by itself nor keeps others out of the batch for longer than it has to.
+    """
+
+    def __init__(self, client: EngineClient, jobs: Sequence[Job], metrics: Metrics, window: int) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._metrics = metrics
+        self._window = window
+        # One prompt counts once, however many answers it gets.
+        self.usage = Usage(prompt_tokens=sum(len(j.request.prompt_ids) for j in jobs if j.sibling == 0))
+
+    async def increments(self) -> AsyncGenerator[list[Increment]]:
+        if len(self._jobs) == 1:
+            async with aclosing(self._run(self._jobs[0])) as increments:
+                async for increment in increments:
+                    yield [increment]
+            return
+        async with aclosing(self._merged()) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _merged(self) -> AsyncGenerator[list[Increment]]:
+        queue: asyncio.Queue[Increment | Exception | None] = asyncio.Queue()
+        window = asyncio.Semaphore(self._window)
+
+        async def pump(job: Job) -> None:
+            try:
+                async with window, aclosing(self._run(job)) as increments:
+                    async for increment in increments:
+                        queue.put_nowait(increment)
+            except Exception as error:
+                queue.put_nowait(error)
+            queue.put_nowait(None)
+
+        tasks = [asyncio.create_task(pump(job)) for job in self._jobs]
+        running = len(tasks)
+        try:
+            while running:
+                items = [await queue.get()]
+                while not queue.empty():
+                    items.append(queue.get_nowait())
+                batch = []
+                for item in items:
+                    if item is None:
+                        running -= 1
+                    elif isinstance(item, Exception):
+                        raise item
+                    else:
+                        batch.append(item)
+                if batch:
+                    yield batch
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, job: Job) -> AsyncGenerator[Increment]:
+        timer = SequenceTimer(self._metrics, job.request.arrival, len(job.request.prompt_ids))
+        reason: FinishReason = "abort"
+        try:
+            async with aclosing(_closable(self._client.submit(job.request))) as events:
+                async for event in events:
+                    _raise_failure(event)
+                    if event.token_ids:
+                        timer.tokens(len(event.token_ids))
+                    if job.sibling == 0:
+                        self.usage.cached_tokens += event.cached_tokens
+                    delta = job.output.feed(event.token_ids, event.logprobs, event.finish_reason)
+                    # What came in one event after a stop string is not part of the answer.
+                    self.usage.completion_tokens += len(delta.token_ids)
+                    if delta.done:
+                        reason = delta.finish_reason or "stop"
+                    yield Increment(job.index, delta, event.prompt_logprobs)
+                    if delta.done:
+                        return
+            raise EngineFaultError("the engine ended an answer without saying why; send the request again")
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            timer.end(reason)
+
+
+def _raise_failure(event: EngineEvent) -> None:
+    if event.finish_reason == "error":
+        raise EngineFaultError(event.error or "the engine failed on this request")
+    if event.finish_reason == "abort":
+        raise EngineDeadError("the engine dropped this request; send it again")
+
+
+def _closable(events: AsyncIterator[EngineEvent]) -> AsyncGenerator[EngineEvent]:
+    """EngineClient promises an iterator with `aclose`."""
+    return cast("AsyncGenerator[EngineEvent]", events)

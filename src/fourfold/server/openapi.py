@@ -1,0 +1,62 @@
+"""The OpenAPI document, made from the structs that decode the bodies. Built when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fourfold._version import __version__
+from fourfold.server.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+_BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/tokenize": TokenizeBody,
+    "/tokenize": TokenizeBody,
+    "/v1/detokenize": DetokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One documented route. path: with {parameters} in OpenAPI's notation."""
+
+    method: str
+    path: str
+    summary: str
+    parameters: tuple[str, ...] = ()
+
+
+def document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    kinds = sorted(set(_BODIES.values()), key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        entry: dict[str, Any] = {
+            "summary": operation.summary,
+            "responses": {
+                "200": {"description": "OK"},
+                "default": {"description": 'An {"error": ...} object'},
+            },
+        }
+        if operation.parameters:
+            entry["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in operation.parameters
+            ]
+        if operation.method == "POST":
+            schema = schema_of[_BODIES[operation.path]]
+            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths.setdefault(operation.path, {})[operation.method.lower()] = entry
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Fourfold", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }

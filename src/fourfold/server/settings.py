@@ -1,0 +1,50 @@
+"""What the HTTP front can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fourfold.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """One resolved configuration of the front.
+
+    served_model_names: names the model answers to; the first one is shown. Empty: the engine's name for it.
+    api_keys: any of them opens everything; /health is open to all. Empty: no authentication.
+    chat_template: Jinja2 source that replaces the model's own.
+    allow_request_chat_template: whether a request may bring its own chat template.
+    drain_timeout: seconds that running answers get after SIGTERM.
+    first_event_grace: seconds a stream waits for its first token before its headers go out, so that what is
+        refused (400, 429, 503) is refused with that status.
+    max_body_bytes: larger request bodies get 413.
+    max_sequences: prompts times n in one request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    chat_template: str | None = None
+    allow_request_chat_template: bool = False
+    cors_origins: tuple[str, ...] = ()
+    drain_timeout: float = 30.0
+    first_event_grace: float = 5.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_sequences: int = 2048
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port!r}")
+        for name in ("drain_timeout", "first_event_grace"):
+            if not 0 <= getattr(self, name) <= 86400:
+                raise ConfigError(f"{name} must be between 0 and 86400 seconds, got {getattr(self, name)!r}")
+        for name in ("max_body_bytes", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+        if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise ConfigError("an API key must be one or more printable ASCII characters")
+        if any(not name for name in self.served_model_names):
+            raise ConfigError("a served model name must not be empty")

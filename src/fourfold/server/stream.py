@@ -1,0 +1,129 @@
+"""Responses that watch their client: when it leaves, the work for it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fourfold.server.errors import as_http, error_object, error_response
+
+log = logging.getLogger("fourfold.server")
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx hold events back otherwise.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection."""
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; if the client leaves first, `work` is cancelled and ClientGoneError raised."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Watched(Response):
+    """Sends the response that `work` makes, unless the client has gone by then."""
+
+    def __init__(self, work: Callable[[], Awaitable[Response]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await until_disconnect(receive, self._answer())
+        except ClientGoneError:
+            log.debug("client left before its answer was ready")
+            return
+        await response(scope, receive, send)
+
+    async def _answer(self) -> Response:
+        try:
+            return await self._work()
+        except Exception as error:
+            return error_response(error)
+
+
+class EventStream(Response):
+    """Server-sent events.
+
+    chunks: encoded events; one write to the socket per item.
+    preamble: written before the first of them.
+    grace: seconds to wait for the first chunk before the headers are sent. A failure within them becomes a
+    plain
+        response with its own status; a later one an event {"error": ...} before [DONE].
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes], preamble: bytes, grace: float) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._preamble = preamble
+        self._grace = grace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await until_disconnect(receive, self._stream(scope, receive, send))
+        except ClientGoneError:
+            log.debug("client left before the end of its stream")
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks) as chunks:
+            first = asyncio.create_task(_next(chunks))
+            try:
+                await asyncio.wait((first,), timeout=self._grace)
+                if first.done() and (error := first.exception()) is not None:
+                    await error_response(error)(scope, receive, send)
+                    return
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await self._body(first, chunks, send)
+            finally:
+                # The generator cannot be closed while a task is inside it.
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+
+    async def _body(self, first: asyncio.Task[bytes], chunks: AsyncGenerator[bytes], send: Send) -> None:
+        preamble = self._preamble
+        if not first.done() and preamble:
+            await send({"type": "http.response.body", "body": preamble, "more_body": True})
+            preamble = b""
+        try:
+            await send({"type": "http.response.body", "body": preamble + await first, "more_body": True})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            end = b""
+        except Exception as error:
+            end = b"data: " + error_object(as_http(error)) + b"\n\n" + DONE
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+async def _next(chunks: AsyncGenerator[bytes]) -> bytes:
+    return await anext(chunks, b"")

@@ -1,0 +1,96 @@
+"""Fields that this server knows but cannot honour: harmless values pass, any other is refused by name.
+
+A field that changes the answer is never dropped in silence: who asks for a schema and gets prose has a bug
+that nobody reported. Fields that nobody here knows are another matter (see `BodyReader.warn_unknown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fourfold.errors import InvalidRequestError
+from fourfold.server.errors import UnsupportedError
+
+_OFF: tuple[Any, ...] = (None, False, [], {}, "")
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": _OFF,
+    "bad_words": _OFF,
+    "banned_tokens": _OFF,
+    "dry_multiplier": (None, 0),
+    "dynatemp_range": (None, 0),
+    "grammar": _OFF,
+    "guided_choice": _OFF,
+    "guided_decoding_backend": _OFF,
+    "guided_grammar": _OFF,
+    "guided_json": _OFF,
+    "guided_regex": _OFF,
+    "json_schema": (None,),
+    "length_penalty": (None, 1),
+    "logits_processors": _OFF,
+    "lora": _OFF,
+    "mirostat": (None, 0),
+    "prompt_embeds": _OFF,
+    "return_token_ids": _OFF,
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": _OFF,
+    "structural_tag": _OFF,
+    "top_n_sigma": (None, -1, 0),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": _OFF,
+    "vllm_xargs": _OFF,
+    "xtc_probability": (None, 0),
+}
+
+_COMPLETIONS: dict[str, tuple[Any, ...]] = {"suffix": _OFF}
+
+_CHAT: dict[str, tuple[Any, ...]] = {
+    "audio": _OFF,
+    "best_of": (None, 1),
+    "documents": _OFF,
+    "echo": _OFF,
+    "function_call": (None, "none", "auto"),
+    "functions": _OFF,
+    "mm_processor_kwargs": _OFF,
+    "modalities": (None, [], ["text"]),
+    "reasoning_effort": (None,),
+    "service_tier": (None, "auto", "default"),
+    "store": _OFF,
+    "tool_choice": (None, "none", "auto"),
+    "tools": _OFF,
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+}
+
+_WITHOUT_EFFECT = frozenset(
+    {"cache_prompt", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "request_id"}
+    | {"safety_identifier", "timings_per_token"}
+)
+"""Known, and the answer is right without them."""
+
+
+def refuse_unsupported(extra: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
+    """Checks the fields that a body's struct lacks; returns those that are unknown altogether.
+
+    Raises UnsupportedError (501) for a known field with a value that would change the answer, and
+    InvalidRequestError for a tool choice that no tool can satisfy.
+    """
+    if chat and extra.get("tool_choice") not in (None, "none", "auto") and not extra.get("tools"):
+        raise InvalidRequestError(
+            f"tool_choice is {extra['tool_choice']!r}, but the request declares no tools", "tool_choice"
+        )
+    table = _COMMON | (_CHAT if chat else _COMPLETIONS)
+    unknown = {}
+    for name, value in extra.items():
+        harmless = table.get(name)
+        if harmless is None:
+            if name not in _WITHOUT_EFFECT:
+                unknown[name] = value
+        elif value not in harmless:
+            if name == "suffix":
+                raise InvalidRequestError(
+                    "suffix is not supported: this model does not fill in the middle", "suffix"
+                )
+            raise UnsupportedError(name, f"{name} is not supported yet; leave it out")
+    return unknown
