@@ -66,6 +66,16 @@ class Environment:
 
     _NAMES = ("FOURFOLD_CACHE_DIR", "FOURFOLD_API_KEY", "FOURFOLD_LOG_LEVEL")
 
+    @property
+    def model_dir(self) -> Path:
+        """Models fetched from packages."""
+        return self.cache_dir / "models"
+
+    @property
+    def artefact_dir(self) -> Path:
+        """What was built for this machine: one file or folder per artefact."""
+        return self.cache_dir / "artefacts"
+
     @staticmethod
     def read(env: Mapping[str, str] | None = None) -> Environment:
         """Raises ConfigError on an unknown FOURFOLD_* name (with the nearest known one) or a bad value."""

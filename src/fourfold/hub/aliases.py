@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 
@@ -53,6 +53,17 @@ class Alias:
         if parts != self.size:
             raise ValueError(f"alias {self.name}: members have {parts} bytes, the file has {self.size}")
 
+    def path(self, models: Path) -> Path:
+        """Where the model is, or will be, in the folder of fetched models."""
+        return models / self.name / self.file
+
+    def is_fetched(self, models: Path) -> bool:
+        """Whether it is there whole: it gets its name only after its digest was checked."""
+        try:
+            return self.path(models).stat().st_size == self.size
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
 
 def parse_aliases(text: str) -> dict[str, Alias]:
     """Aliases by name, in the order of the file."""
@@ -60,7 +71,7 @@ def parse_aliases(text: str) -> dict[str, Alias]:
 
 
 def known_aliases() -> dict[str, Alias]:
-    return parse_aliases(resources.files(__package__).joinpath("aliases.toml").read_text("utf-8"))
+    return parse_aliases(Path(__file__).with_name("aliases.toml").read_text("utf-8"))
 
 
 def _alias(name: str, table: dict[str, Any]) -> Alias:

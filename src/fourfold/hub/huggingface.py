@@ -10,7 +10,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from fourfold.errors import DownloadError, ModelNotFoundError
-from fourfold.hub.progress import Progress
+from fourfold.progress import Progress
 
 MODEL_FILES = ["*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 SUBFOLDERS = ["*/*"]
@@ -30,10 +30,11 @@ def fetch_model(repo: str, file: str | None, progress: Progress, offline: bool) 
     progress(f"looking up {repo} on the Hugging Face Hub", 0)
     try:
         files, cached = _list_files(repo, offline)
-        chosen = choose_file(repo, files, file)
+        shards = choose_files(repo, files, file)
         progress(f"fetching {repo}", 0)
-        if chosen is not None:
-            return Path(huggingface_hub.hf_hub_download(repo, chosen, local_files_only=cached))
+        if shards:
+            paths = [huggingface_hub.hf_hub_download(repo, name, local_files_only=cached) for name in shards]
+            return Path(paths[0])
         return Path(
             huggingface_hub.snapshot_download(
                 repo, allow_patterns=MODEL_FILES, ignore_patterns=SUBFOLDERS, local_files_only=cached
@@ -58,36 +59,31 @@ def fetch_model(repo: str, file: str | None, progress: Progress, offline: bool) 
         raise DownloadError(_unreachable(repo, offline, error)) from error
 
 
-def choose_file(repo: str, files: Sequence[str], wanted: str | None) -> str | None:
-    """Which GGUF file of a repository to take; None for its safetensors model."""
-    ggufs = sorted(name for name in files if name.endswith(".gguf") and "mmproj" not in name.lower())
-    listing = f"it has {', '.join(ggufs)}" if ggufs else "it has no GGUF file"
+def choose_files(repo: str, files: Sequence[str], wanted: str | None) -> list[str]:
+    """The GGUF file to take (all shards of a split one, in order); none for the safetensors model."""
+    ggufs: dict[str, list[str]] = {}
+    for name in sorted(files):
+        if name.endswith(".gguf") and "mmproj" not in name.lower():
+            ggufs.setdefault(_SHARD.sub(".gguf", name), []).append(name)
     if wanted is None:
-        if "config.json" in files and any(
-            name.endswith(".safetensors") and "/" not in name for name in files
-        ):
-            return None
-        matches = ggufs
-    elif wanted in files:
-        matches = [wanted]
+        if "config.json" in files and any(f.endswith(".safetensors") and "/" not in f for f in files):
+            return []
+        matches = list(ggufs)
     else:
-        matches = [name for name in ggufs if wanted.lower() in name.lower()]
+        name = _SHARD.sub(".gguf", wanted)
+        matches = [name] if name in ggufs else [known for known in ggufs if name.lower() in known.lower()]
     if len(matches) == 1:
-        if _SHARD.search(matches[0]):
-            raise ModelNotFoundError(
-                f"{repo}: {matches[0]} is one part of a split GGUF; join the parts with "
-                "`llama-gguf-split --merge` and give the path of the whole file"
-            )
-        return matches[0]
-    if not matches and wanted is None:
+        return ggufs[matches[0]]
+    if matches:
+        raise ModelNotFoundError(
+            f"{repo} has several GGUF files, choose one as {repo}:FILE: {', '.join(matches)}"
+        )
+    if wanted is None:
         raise ModelNotFoundError(
             f"{repo} has neither config.json with safetensors nor a GGUF file; other formats are not read"
         )
-    if not matches:
-        raise ModelNotFoundError(f"{repo} has no file {wanted!r}; {listing}")
-    raise ModelNotFoundError(
-        f"{repo} has several GGUF files, choose one as {repo}:FILE: {', '.join(matches)}"
-    )
+    listing = f"it has {', '.join(ggufs)}" if ggufs else "it has no GGUF file"
+    raise ModelNotFoundError(f"{repo} has no file {wanted!r}; {listing}")
 
 
 def _list_files(repo: str, offline: bool) -> tuple[list[str], bool]:

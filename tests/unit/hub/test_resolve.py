@@ -11,7 +11,7 @@ from fourfold.config import Environment
 from fourfold.errors import DownloadError, ModelNotFoundError
 from fourfold.hub import names
 from fourfold.hub.aliases import Alias, known_aliases, parse_aliases
-from fourfold.hub.huggingface import choose_file
+from fourfold.hub.huggingface import choose_files
 from fourfold.hub.names import HUB_ID, ResolvedModel, resolve
 
 from .conftest import CONTENT
@@ -147,28 +147,32 @@ def test_hub_ids(name: str, repo: str, file: str | None) -> None:
 
 class TestChoiceInARepository:
     def test_safetensors_model(self) -> None:
-        assert choose_file("o/n", ["config.json", "model.safetensors", "x.gguf"], None) is None
+        assert choose_files("o/n", ["config.json", "model.safetensors", "x.gguf"], None) == []
 
     def test_single_gguf(self) -> None:
-        assert choose_file("o/n", ["README.md", "m.gguf", "mmproj-m.gguf"], None) == "m.gguf"
+        assert choose_files("o/n", ["README.md", "m.gguf", "mmproj-m.gguf"], None) == ["m.gguf"]
 
     def test_by_name_and_by_part_of_a_name(self) -> None:
         files = ["m-Q4_0.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
-        assert choose_file("o/n", files, "m-Q8_0.gguf") == "m-Q8_0.gguf"
-        assert choose_file("o/n", files, "q4_k_m") == "m-Q4_K_M.gguf"
+        assert choose_files("o/n", files, "m-Q8_0.gguf") == ["m-Q8_0.gguf"]
+        assert choose_files("o/n", files, "q4_k_m") == ["m-Q4_K_M.gguf"]
 
     def test_several_are_listed(self) -> None:
         with pytest.raises(ModelNotFoundError, match=r"o/n:FILE: a.gguf, b.gguf"):
-            choose_file("o/n", ["b.gguf", "a.gguf"], None)
+            choose_files("o/n", ["b.gguf", "a.gguf"], None)
 
     def test_missing_file_lists_those_there(self) -> None:
         with pytest.raises(ModelNotFoundError, match=r"no file 'c.gguf'; it has a.gguf, b.gguf"):
-            choose_file("o/n", ["b.gguf", "a.gguf"], "c.gguf")
+            choose_files("o/n", ["b.gguf", "a.gguf"], "c.gguf")
 
     def test_nothing_to_read(self) -> None:
         with pytest.raises(ModelNotFoundError, match="neither config"):
-            choose_file("o/n", ["pytorch_model.bin", "config.json"], None)
+            choose_files("o/n", ["pytorch_model.bin", "config.json"], None)
 
-    def test_split_gguf(self) -> None:
-        with pytest.raises(ModelNotFoundError, match="split GGUF"):
-            choose_file("o/n", ["m-00001-of-00002.gguf"], "m-00001-of-00002.gguf")
+    def test_all_shards_of_a_split_gguf(self) -> None:
+        shards = [f"m-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+        files = [*reversed(shards), "m-Q4_0.gguf"]
+        assert choose_files("o/n", files, "Q8_0") == shards
+        assert choose_files("o/n", files, shards[0]) == shards
+        with pytest.raises(ModelNotFoundError, match=r"several GGUF files.*: m-Q4_0.gguf, m-Q8_0.gguf"):
+            choose_files("o/n", files, None)

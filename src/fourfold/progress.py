@@ -1,0 +1,97 @@
+"""How long work tells how far it is, and how that is shown on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+
+class Progress(Protocol):
+    """Called as often as something moved; `done` of `total` in `unit`, total None when it is not known.
+
+    A new `stage` ends the one before it.
+    """
+
+    def __call__(self, stage: str, done: int, total: int | None = None, unit: str = "bytes") -> None: ...
+
+
+def silent(stage: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
+    """The listener who does not listen."""
+
+
+class ReportedProgress:
+    """A Progress on standard error: bars on a terminal, one line per stage elsewhere. A context ends it."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._stage = ""
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ReportedProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, stage: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
+        if self._stream.isatty():
+            self._draw(stage, done, total, unit)
+        elif stage != self._stage:
+            size = (
+                f" ({total / 1e6:.0f} MB)"
+                if total and unit == "bytes"
+                else f" ({total} {unit})"
+                if total
+                else ""
+            )
+            print(f"{stage}{size}", file=self._stream, flush=True)
+        self._stage = stage
+
+    def close(self) -> None:
+        """Ends the drawing; a later call begins a new one."""
+        if self._bars is not None:
+            self._bars.stop()
+        self._bars = self._task = None
+        self._stage = ""
+
+    def _draw(self, stage: str, done: int, total: int | None, unit: str) -> None:
+        if self._bars is None or self._task is None or stage != self._stage:
+            if self._bars is not None:
+                self._bars.stop()
+            self._bars = self._make_bars(unit)
+            self._task = self._bars.add_task(stage, total=total)
+        self._bars.update(self._task, completed=done, total=total)
+
+    def _make_bars(self, unit: str) -> Bars:
+        # rich takes longer to import than a small model takes to load.
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            ProgressColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as RichProgress
+
+        amounts: dict[str, type[ProgressColumn]] = {"bytes": DownloadColumn, "%": TaskProgressColumn}
+        amount = amounts.get(unit, MofNCompleteColumn)()
+        bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            amount,
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+        )
+        bars.start()
+        return bars
