@@ -11,15 +11,16 @@
 #include "../vec.h"
 
 namespace ff::FF_NS {
+namespace attention {
 
 // How scores and weighted sums are computed.
 //   dot:   q and weights rounded to bf16, bf16 dot products with fp32 sums. The softmax denominator sums the rounded
 //          weights: then they add up to one, and a row's error is relative to the spread of V instead of its size.
 //   exact: bf16 cache, fp32 arithmetic.
 //   f32:   fp32 cache and arithmetic.
-enum class AttentionMode { dot, exact, f32 };
+enum class Mode { dot, exact, f32 };
 
-constexpr int kTile = 12;  // rows whose scores are in cache at once
+constexpr int kTileRows = 12;  // rows whose scores are in cache at once
 constexpr int kSplitTokens = kSplitBlocks * kBlockTokens;
 #if defined(FF_ISA_AVX512)
 constexpr int kScoreRows = 12, kSumRows = 6, kSumColumns = 4;  // 24 accumulators of 32 registers
@@ -71,16 +72,16 @@ static FF_INLINE uint32_t load_pair(const uint32_t* p) {
 
 // ---- Scores: s[row][32 tokens] = q[row] . K[:, token] -----------------------------------------------------------------
 
-// q: [head_dim / 2][kTile] pairs of bf16 (dot) or [head_dim][kTile] floats.
-template <AttentionMode mode, int R>
+// q: [head_dim / 2][kTileRows] pairs of bf16 (dot) or [head_dim][kTileRows] floats.
+template <Mode mode, int R>
 static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s) {
   F acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
-  if constexpr (mode == AttentionMode::dot) {
+  if constexpr (mode == Mode::dot) {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(k);
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
-    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTile) {
+    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTileRows) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         const uint32_t pair = load_pair(pairs + r);
@@ -89,9 +90,9 @@ static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s)
       }
     }
   } else {
-    for (int d = 0; d < head_dim; d += 2, q += 2 * kTile) {
+    for (int d = 0; d < head_dim; d += 2, q += 2 * kTileRows) {
       F even[2], odd[2];
-      if constexpr (mode == AttentionMode::exact) {
+      if constexpr (mode == Mode::exact) {
         const uint16_t* w = reinterpret_cast<const uint16_t*>(k) + d * kBlockTokens;
         even[0] = bf16_even(w), even[1] = bf16_even(w + kBlockTokens);
         odd[0] = bf16_odd(w), odd[1] = bf16_odd(w + kBlockTokens);
@@ -103,7 +104,7 @@ static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s)
       for (int r = 0; r < R; r++) {
         const F a = set1(q[r]);
         acc[r][0] = fma(even[0], a, acc[r][0]), acc[r][1] = fma(even[1], a, acc[r][1]);
-        const F b = set1(q[kTile + r]);
+        const F b = set1(q[kTileRows + r]);
         acc[r][0] = fma(odd[0], b, acc[r][0]), acc[r][1] = fma(odd[1], b, acc[r][1]);
       }
     }
@@ -116,7 +117,7 @@ static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s)
 }
 
 // Rows are computed in register tiles; a tile may reach past `rows` into the padding up to kTile.
-template <AttentionMode mode>
+template <Mode mode>
 static void scores(int rows, const float* q, const uint8_t* k, int head_dim, float* s) {
   for (int r = 0; r < rows;) {
     const int left = rows - r;
@@ -136,16 +137,16 @@ static void scores(int rows, const float* q, const uint8_t* k, int head_dim, flo
 
 // ---- Weighted sums: o[row] += sum over tokens of p[row][token] * V[token] ----------------------------------------------
 
-// p: [kTile][16] pairs of bf16 (dot) or [kTile][32] floats. Only the first `tokens` of the block are read, but for the odd
+// p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats. Only the first `tokens` of the block are read, but for the odd
 // slot beside the last one in the pair layouts, which is finite: a token of the sequence, or zeroed by the prologue.
-template <AttentionMode mode, int R, int C>
+template <Mode mode, int R, int C>
 static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column, int tokens, float* o) {
   F acc[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++) acc[r][c] = load(o + r * head_dim + column + 16 * c);
-  if constexpr (mode == AttentionMode::f32) {
+  if constexpr (mode == Mode::f32) {
     const float* w = reinterpret_cast<const float*>(v) + column;
     for (int t = 0; t < tokens; t++, w += head_dim) {
 #pragma GCC unroll 16
@@ -158,7 +159,7 @@ static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column,
   } else {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(v) + 2 * column;
     for (int t = 0; t < tokens; t += 2, w += 2 * head_dim) {
-      if constexpr (mode == AttentionMode::dot) {
+      if constexpr (mode == Mode::dot) {
         const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p) + t / 2;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -185,7 +186,7 @@ static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column,
     for (int c = 0; c < C; c++) store(o + r * head_dim + column + 16 * c, acc[r][c]);
 }
 
-template <AttentionMode mode, int R>
+template <Mode mode, int R>
 static void sum_columns(const float* p, const uint8_t* v, int head_dim, int tokens, float* o) {
   int column = 0;
   if constexpr (kSumColumns >= 4)
@@ -194,9 +195,9 @@ static void sum_columns(const float* p, const uint8_t* v, int head_dim, int toke
   for (; column < head_dim; column += 16) sum_tile<mode, R, 1>(p, v, head_dim, column, tokens, o);
 }
 
-template <AttentionMode mode>
+template <Mode mode>
 static void weighted_sums(int rows, const float* p, const uint8_t* v, int head_dim, int tokens, float* o) {
-  constexpr int kRowFloats = mode == AttentionMode::dot ? kBlockTokens / 2 : kBlockTokens;
+  constexpr int kRowFloats = mode == Mode::dot ? kBlockTokens / 2 : kBlockTokens;
   for (int r = 0; r < rows;) {
     const int left = rows - r;
     const float* pr = p + r * kRowFloats;
@@ -213,11 +214,11 @@ static void weighted_sums(int rows, const float* p, const uint8_t* v, int head_d
 
 // ---- Softmax of a block --------------------------------------------------------------------------------------------------
 
-// The sums of up to kTile rows over one split.
-struct TileSums {
-  float max[kTile];         // of the scores so far, before the factor to powers of two
-  float total[kTile][16];   // of the weights so far, by lane
-  float* o;                 // [kTile][head_dim]
+// The sums of up to kTileRows rows over one split.
+struct alignas(64) TileSums {
+  float total[kTileRows][16];  // of the weights so far, by lane
+  float max[kTileRows];         // of the scores so far, before the factor to powers of two
+  float* o;                 // [kTileRows][head_dim]
 };
 
 struct ScoreFactors {
@@ -243,10 +244,10 @@ static inline void rescale_row(TileSums& t, int r, int head_dim, float factor) {
 }
 
 // Scores of one row -> weights; the row sees tokens [begin, end) of the block.
-template <AttentionMode mode, bool masked>
+template <Mode mode, bool masked>
 static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, float* p, int r, int begin, int end, int head_dim,
                                   TileSums& t) {
-  constexpr bool fast = mode == AttentionMode::dot;
+  constexpr bool fast = mode == Mode::dot;
   F s0 = load(s + r * kBlockTokens), s1 = load(s + r * kBlockTokens + 16);
   if (f.cap != 0) {
     s0 = soft_cap(s0, set1(f.over_cap), set1(f.cap));
@@ -263,7 +264,7 @@ static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, float* 
   const float reference = t.max[r] == minus_infinity() ? 0.0f : t.max[r] * f.to_log2;
   const F factor = set1(f.to_log2), minus = set1(-reference);
   const F p0 = exp2<fast>(fma(s0, factor, minus)), p1 = exp2<fast>(fma(s1, factor, minus));
-  if constexpr (mode == AttentionMode::dot) {
+  if constexpr (mode == Mode::dot) {
     uint16_t* row = reinterpret_cast<uint16_t*>(p) + r * kBlockTokens;
     store(t.total[r], store_bf16_sum(row, p0, p1, load(t.total[r])));
   } else {
@@ -296,34 +297,34 @@ static inline Scratch carve(float* base, int head_dim) {
   s.q = base;
   s.o = s.q + kMaxTileRows * hd;
   s.split_o = s.o + kMaxTileRows * hd;
-  s.s = s.split_o + kTile * hd;
-  s.p = s.s + kTile * kBlockTokens;
-  s.log_max = s.p + kTile * kBlockTokens;
+  s.s = s.split_o + kTileRows * hd;
+  s.p = s.s + kTileRows * kBlockTokens;
+  s.log_max = s.p + kTileRows * kBlockTokens;
   s.total = s.log_max + kMaxTileRows;
   return s;
 }
 
-// q rows -> tiles of kTile rows, [head_dim][kTile] or [head_dim / 2][kTile] pairs; missing rows are zero.
-template <AttentionMode mode>
+// q rows -> tiles of kTileRows rows, [head_dim][kTileRows] or [head_dim / 2][kTileRows] pairs; missing rows are zero.
+template <Mode mode>
 static void pack_queries(const AttentionArgs& a, const AttentionItem& item, const ItemView& view, float* to) {
   const int hd = view.head_dim;
-  for (int base = 0; base < view.rows; base += kTile) {
+  for (int base = 0; base < view.rows; base += kTileRows) {
     float* tile = to + size_t(base) * size_t(hd);
-    for (int r = 0; r < kTile; r++) {
+    for (int r = 0; r < kTileRows; r++) {
       const int i = base + r;
       const float* q = nullptr;
       if (i < view.rows) q = a.q + size_t(item.row + i / view.group) * a.q_stride + (view.head0 + i % view.group) * hd;
       for (int d = 0; d < hd; d += 16) {
         const F x = q ? load(q + d) : zero();
-        if constexpr (mode == AttentionMode::dot) {
+        if constexpr (mode == Mode::dot) {
           uint16_t h[16];
           store_bf16(h, x);
-          uint32_t* pairs = reinterpret_cast<uint32_t*>(tile) + d / 2 * kTile + r;
-          for (int j = 0; j < 8; j++) memcpy(pairs + j * kTile, h + 2 * j, 4);
+          uint32_t* pairs = reinterpret_cast<uint32_t*>(tile) + d / 2 * kTileRows + r;
+          for (int j = 0; j < 8; j++) memcpy(pairs + j * kTileRows, h + 2 * j, 4);
         } else {
           float f[16];
           store(f, x);
-          for (int j = 0; j < 16; j++) tile[(d + j) * kTile + r] = f[j];
+          for (int j = 0; j < 16; j++) tile[(d + j) * kTileRows + r] = f[j];
         }
       }
     }
@@ -331,15 +332,15 @@ static void pack_queries(const AttentionArgs& a, const AttentionItem& item, cons
 }
 
 // The sums of tile rows base .. base + n - 1 over the part of one split they see.
-template <AttentionMode mode>
+template <Mode mode>
 static void attend_split(const AttentionArgs& a, const ItemView& view, const int32_t* blocks, int kv_head, int split,
                          int base, int n, const float* q, Scratch& scratch, TileSums& t) {
   const int hd = view.head_dim, last = base + n - 1;
-  for (int r = 0; r < kTile; r++) {
+  for (int r = 0; r < kTileRows; r++) {
     t.max[r] = minus_infinity();
     store(t.total[r], zero());
   }
-  memset(t.o, 0, sizeof(float) * kTile * size_t(hd));
+  memset(t.o, 0, sizeof(float) * kTileRows * size_t(hd));
   int block = view.first_visible(base) / kBlockTokens, end = view.position(last) / kBlockTokens + 1;
   if (block < split * kSplitBlocks) block = split * kSplitBlocks;
   if (end > (split + 1) * kSplitBlocks) end = (split + 1) * kSplitBlocks;
@@ -401,7 +402,7 @@ static inline void merge_parts(const AttentionArgs& a, const AttentionItem& item
   }
 }
 
-template <AttentionMode mode>
+template <Mode mode>
 static void attend_item(const AttentionArgs& a, const AttentionItem& item, float* memory) {
   const int hd = a.head_dim, group = a.heads / a.kv_heads;
   ItemView view;
@@ -418,7 +419,7 @@ static void attend_item(const AttentionArgs& a, const AttentionItem& item, float
 
   Scratch scratch = carve(memory, hd);
   pack_queries<mode>(a, item, view, scratch.q);
-  memset(scratch.p, 0, sizeof(float) * kTile * kBlockTokens);  // padding rows weigh nothing
+  memset(scratch.p, 0, sizeof(float) * kTileRows * kBlockTokens);  // padding rows weigh nothing
   for (int i = 0; i < view.rows; i++) scratch.log_max[i] = minus_infinity(), scratch.total[i] = 0;
 
   int begin = view.first_visible(0) / kSplitTokens, end = view.position(view.rows - 1) / kSplitTokens + 1;
@@ -427,8 +428,8 @@ static void attend_item(const AttentionArgs& a, const AttentionItem& item, float
   const bool parted = item.parts > 1;
   const size_t slot = attention_partial_floats(hd);
   for (int split = begin; split < end; split++) {
-    for (int base = 0; base < view.rows; base += kTile) {
-      const int n = view.rows - base < kTile ? view.rows - base : kTile;
+    for (int base = 0; base < view.rows; base += kTileRows) {
+      const int n = view.rows - base < kTileRows ? view.rows - base : kTileRows;
       float* o = scratch.o + size_t(base) * size_t(hd);
       const bool direct = split == begin && !parted;  // nothing to merge with yet
       TileSums t;
@@ -459,14 +460,6 @@ static void attend_item(const AttentionArgs& a, const AttentionItem& item, float
     __atomic_store_n(&a.part_counts[item.group], 0, __ATOMIC_RELAXED);
     merge_parts(a, item, view, scratch);
   }
-}
-
-// Output rows of one item (or, with parts, one part of the way there). Needs the prologue of every row of the batch.
-// scratch: attention_scratch_floats(head_dim) floats, 64-byte aligned, of the calling thread.
-static void attention_item(const AttentionArgs& a, const AttentionItem& item, float* scratch) {
-  if (a.kv.type == KvType::f32) attend_item<AttentionMode::f32>(a, item, scratch);
-  else if (a.exact) attend_item<AttentionMode::exact>(a, item, scratch);
-  else attend_item<AttentionMode::dot>(a, item, scratch);
 }
 
 // ---- Prologue ------------------------------------------------------------------------------------------------------------
@@ -517,6 +510,8 @@ static inline void write_token(uint8_t* head, const KvLayer& kv, int token, cons
   }
 }
 
+}  // namespace attention
+
 // For batch rows [row0, row1): per-head norm and rotation of q and k in place, then k and v into the cache. Threads may
 // share the rows in any way.
 static void attention_prologue(const AttentionArgs& a, int row0, int row1) {
@@ -526,21 +521,29 @@ static void attention_prologue(const AttentionArgs& a, int row0, int row1) {
     float* q = a.q + size_t(row) * a.q_stride;
     float* k = a.k + size_t(row) * a.k_stride;
     const float* v = a.v + size_t(row) * a.v_stride;
-    prepare_heads(q, a.heads, a, a.q_norm, row);
-    prepare_heads(k, a.kv_heads, a, a.k_norm, row);
+    attention::prepare_heads(q, a.heads, a, a.q_norm, row);
+    attention::prepare_heads(k, a.kv_heads, a, a.k_norm, row);
     const int position = a.seqs.context[s] + row - a.seqs.row_start[s], token = position % kBlockTokens;
     const int32_t block = a.seqs.blocks[a.seqs.block_start[s] + position / kBlockTokens];
     // Only the sequence's last row may touch the slot after its own: for the others it is the next row's.
     const bool pad = a.kv.type == KvType::bf16 && row + 1 == a.seqs.row_start[s + 1] && token % 2 == 0;
     for (int h = 0; h < a.kv_heads; h++) {
       uint8_t* head = a.kv.base + size_t(block) * a.kv.block_bytes + size_t(h) * a.kv.head_bytes;
-      write_token(head, a.kv, token, k + h * a.head_dim, v + h * a.head_dim);
+      attention::write_token(head, a.kv, token, k + h * a.head_dim, v + h * a.head_dim);
       if (pad) {
         uint16_t* v16 = reinterpret_cast<uint16_t*>(head + a.kv.v_offset) + token * a.head_dim + 1;
         for (int d = 0; d < a.head_dim; d++) v16[2 * d] = 0;
       }
     }
   }
+}
+
+// Output rows of one item (or, with parts, one part of the way there). Needs the prologue of every row of the batch.
+// scratch: attention_scratch_floats(head_dim) floats, 64-byte aligned, of the calling thread.
+static void attention_item(const AttentionArgs& a, const AttentionItem& item, float* scratch) {
+  if (a.kv.type == KvType::f32) attention::attend_item<attention::Mode::f32>(a, item, scratch);
+  else if (a.exact) attention::attend_item<attention::Mode::exact>(a, item, scratch);
+  else attention::attend_item<attention::Mode::dot>(a, item, scratch);
 }
 
 }  // namespace ff::FF_NS
