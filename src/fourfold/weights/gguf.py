@@ -168,7 +168,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
 def _shard_int(shard: _Shard, key: str, default: int | None = None) -> int:
     value = shard.metadata.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise LoadError(f"{shard.path}: {key} must be an integer, but is {value!r}")
+        raise LoadError(f"{shard.path}: {key} must be an integer, but is {value!r:.80}")
     return value
 
 
@@ -193,7 +193,7 @@ def _read_shard(path: Path) -> _Shard:
         or alignment & (alignment - 1)
     ):
         raise LoadError(
-            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, but is {alignment!r}"
+            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, but is {alignment!r:.80}"
         )
     tensors = _read_tensors(cursor, tensor_count, alignment)
     return _Shard(path, mapped, version, alignment, metadata, tensors)
@@ -217,12 +217,18 @@ def _read_version(cursor: Cursor) -> int:
     return version
 
 
+def _check_name(path: Path, what: str, name: str) -> None:
+    if not name:
+        raise LoadError(f"{path}: {what} is empty")
+    if not name.isprintable():
+        raise LoadError(f"{path}: {what} holds characters that cannot be printed: {name[:80]!a}")
+
+
 def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for index in range(count):
         key = cursor.string(f"key {index}", MAX_NAME_BYTES)
-        if not key:
-            raise LoadError(f"{cursor.path}: key {index} is empty")
+        _check_name(cursor.path, f"key {index}", key)
         if key in values:
             raise LoadError(f"{cursor.path}: key {key} appears twice")
         values[key] = cursor.value(key)
@@ -234,8 +240,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     listed: dict[str, tuple[tuple[int, ...], GGMLType, int, int]] = {}
     for index in range(count):
         name = cursor.string(f"the name of tensor {index}", MAX_NAME_BYTES)
-        if not name:
-            raise LoadError(f"{path}: tensor {index} has an empty name")
+        _check_name(path, f"the name of tensor {index}", name)
         if name in listed:
             raise LoadError(f"{path}: tensor {name} appears twice")
         rank = cursor.u32(f"the rank of tensor {name}")

@@ -100,7 +100,7 @@ def _open_sharded(path: Path) -> dict[str, SafetensorsFile]:
     for tensor, name in weight_map.items():
         if not _plain_file_name(name):
             raise LoadError(
-                f"{index_path}: weight_map[{tensor!r}] must be the name of a file beside it, got {name!r}"
+                f"{index_path}: weight_map[{tensor!r}] must be the name of a file beside it, got {name!r:.80}"
             )
         file = files.get(name)
         if file is None:

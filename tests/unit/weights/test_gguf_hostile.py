@@ -53,6 +53,10 @@ CASES: dict[str, tuple[bytes, str]] = {
         f"key 0 is {2**60} bytes long; at most 65535",
     ),
     "key not UTF-8": (File([raw.pair(b"\xff\xfe", raw.UINT32, 1)]).bytes(), "key 0 is not UTF-8"),
+    "key of control characters": (
+        File([raw.pair("a\x1b[2J", raw.UINT32, 1)]).bytes(),
+        r"key 0 holds characters that cannot be printed: 'a\\x1b\[2J'",
+    ),
     "key twice": (File([raw.pair("a.b", raw.UINT32, 1)] * 2).bytes(), r"key a\.b appears twice"),
     "unknown value type": (
         File([raw.string("a.b") + b"\x0d\0\0\0" + bytes(16)]).bytes(),
@@ -119,7 +123,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "tensor twice": (File(tensors=F32_TENSOR * 2, data=bytes(64)).bytes(), "tensor t appears twice"),
     "tensor without a name": (
         File(tensors=[Tensor("", (8,))], data=bytes(64)).bytes(),
-        "tensor 0 has an empty name",
+        "the name of tensor 0 is empty",
     ),
     "tensor of no dimensions": (
         File(tensors=[Tensor("t", ())], data=bytes(64)).bytes(),
