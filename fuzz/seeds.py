@@ -7,6 +7,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def gguf_seeds() -> list[bytes]:
             shape = (2, spec.block)
             data = rng.integers(0, 256, spec.nbytes(shape), dtype=np.uint8)
             tensors.append(RawTensor(f"t.{spec.name}", shape, spec.name, data))
-    cases = [
+    cases: list[tuple[dict[str, Any], list[RawTensor]]] = [
         (metadata, tensors[:1]),
         (metadata, tensors),
         ({}, []),

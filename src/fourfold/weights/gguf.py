@@ -193,7 +193,8 @@ def _read_shard(path: Path) -> _Shard:
         or alignment & (alignment - 1)
     ):
         raise LoadError(
-            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, but is {alignment!r:.80}"
+            f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, "
+            f"but is {alignment!r:.80}"
         )
     tensors = _read_tensors(cursor, tensor_count, alignment)
     return _Shard(path, mapped, version, alignment, metadata, tensors)
