@@ -19,7 +19,10 @@ class FakeSource:
     """metadata and fp32 arrays under the names a real file would have."""
 
     def __init__(
-        self, kind: Literal["gguf", "hf"], metadata: Mapping[str, Any], tensors: Mapping[str, Array] | None = None
+        self,
+        kind: Literal["gguf", "hf"],
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, Array] | None = None,
     ) -> None:
         self.path = Path("model.gguf" if kind == "gguf" else "config.json")
         self.kind: Literal["gguf", "hf"] = kind

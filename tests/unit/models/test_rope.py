@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from fake_source import FakeSource
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fourfold.errors import LoadError
 from fourfold.models.config_fields import Fields
 from fourfold.models.rope import Rope
 from fourfold.models.rope_config import rope_from_gguf, rope_from_hf
+from models.fake_source import FakeSource
 
 HEAD_DIM = 64
 
@@ -33,7 +33,10 @@ def reference(config: dict[str, Any], seq_len: int | None = None) -> tuple[np.nd
     made = transformers.LlamaConfig(**{**sizes, **config})
     kind = made.rope_parameters["rope_type"]
     if kind == "default":
-        theta, partial = made.rope_parameters["rope_theta"], made.rope_parameters.get("partial_rotary_factor", 1.0)
+        theta, partial = (
+            made.rope_parameters["rope_theta"],
+            made.rope_parameters.get("partial_rotary_factor", 1.0),
+        )
         dim = int(HEAD_DIM * partial)
         return theta ** -(np.arange(0, dim, 2) / dim), 1.0
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](made, "cpu", seq_len=seq_len)
@@ -41,7 +44,12 @@ def reference(config: dict[str, Any], seq_len: int | None = None) -> tuple[np.nd
 
 
 FACTORS = {"short_factor": [1 + i / 50 for i in range(32)], "long_factor": [2 + i for i in range(32)]}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {"rope_theta": 500000.0},
@@ -131,7 +139,10 @@ def test_yarn_extends_the_context_it_was_given_for() -> None:
 @pytest.mark.parametrize(
     "scaling, message",
     [
-        ({"rope_type": "ntk-by-parts", "factor": 2}, r"rope_scaling\.rope_type is 'ntk-by-parts', known are default"),
+        (
+            {"rope_type": "ntk-by-parts", "factor": 2},
+            r"rope_scaling\.rope_type is 'ntk-by-parts', known are default",
+        ),
         ({"type": "liner", "factor": 2}, "did you mean 'linear'"),
         ({"type": "mrope", "mrope_section": [1, 2, 3]}, "mrope_section is not a known rope parameter"),
         ({"type": "linear", "rope_type": "yarn", "factor": 2}, "they must agree"),
@@ -142,12 +153,18 @@ def test_yarn_extends_the_context_it_was_given_for() -> None:
         ({"type": ["linear"], "factor": 2}, r"rope_scaling\.type is \['linear'\]"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor is missing"),
         ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor must be above 1.0"),
-        ({"rope_type": "longrope", **FACTORS, "short_factor": [1.0]}, "short_factor must be a list of 32 numbers"),
+        (
+            {"rope_type": "longrope", **FACTORS, "short_factor": [1.0]},
+            "short_factor must be a list of 32 numbers",
+        ),
         ({"rope_type": "longrope", **FACTORS, "long_factor": [0.0] * 32}, "must hold positive numbers"),
         ({"rope_type": "longrope"}, "short_factor must be a list of 32 numbers, got None"),
         ("linear", "rope_scaling must be a mapping"),
         ({"rope_type": "default", "rope_theta": 0}, "rope_theta must be above 1"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.02}, "partial_rotary_factor of 0.02 rotates 1 of 64"),
+        (
+            {"rope_type": "default", "partial_rotary_factor": 0.02},
+            "partial_rotary_factor of 0.02 rotates 1 of 64",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(scaling: Any, message: str) -> None:
@@ -176,23 +193,23 @@ def test_what_is_not_understood_is_refused(scaling: Any, message: str) -> None:
 )
 def test_gemma3_has_a_base_for_each_kind_of_layer(config: dict[str, Any], local: float, full: float) -> None:
     made = transformers.Gemma3TextConfig(**config).rope_parameters
-    sliding = read(
-        config, theta=10000.0, theta_key="rope_local_base_freq", layer_type="sliding_attention"
-    )
+    sliding = read(config, theta=10000.0, theta_key="rope_local_base_freq", layer_type="sliding_attention")
     whole = read(config, theta=1e6, layer_type="full_attention")
     factor = made["full_attention"].get("factor", 1.0)
     exponents = -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     np.testing.assert_allclose(sliding.spec.inv_freq, made["sliding_attention"]["rope_theta"] ** exponents)
-    np.testing.assert_allclose(whole.spec.inv_freq, made["full_attention"]["rope_theta"] ** exponents / factor)
+    np.testing.assert_allclose(
+        whole.spec.inv_freq, made["full_attention"]["rope_theta"] ** exponents / factor
+    )
     assert (made["sliding_attention"]["rope_theta"], made["full_attention"]["rope_theta"]) == (local, full)
 
 
-def gguf(keys: dict[str, Any], tensors: dict[str, Any] | None = None, max_model_len: int | None = None) -> Rope:
+def gguf(
+    keys: dict[str, Any], tensors: dict[str, Any] | None = None, max_model_len: int | None = None
+) -> Rope:
     source = FakeSource("gguf", {f"llama.{key}": value for key, value in keys.items()}, tensors)
     fields = Fields(source.path, source.metadata, "llama.")
-    return rope_from_gguf(
-        fields, source, head_dim=HEAD_DIM, max_position=4096, max_model_len=max_model_len
-    )
+    return rope_from_gguf(fields, source, head_dim=HEAD_DIM, max_position=4096, max_model_len=max_model_len)
 
 
 GGUF_EQUIVALENTS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,13 +180,12 @@ GGUF_ARCH = {
 }
 
 
-def write_gguf(
-    model: transformers.PreTrainedModel,
-    path: Path,
-    change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
-) -> Path:
-    """The model as the public converters write it: names from the gguf package's own map, llama q and k permuted,
-    Gemma's norms with their 1 added, llama3 and longrope factors as tensors. `change` may add keys."""
+def write_gguf(model: transformers.PreTrainedModel, path: Path) -> Path:
+    """The model as the public converters write it.
+
+    Names come from the gguf package's map; llama's q and k are permuted, Gemma's norms have their 1 added;
+    llama3 and longrope factors are tensors.
+    """
     config = model.config
     arch = GGUF_ARCH[config.model_type]
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -215,7 +213,6 @@ def write_gguf(
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    change(writer)
 
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     tied = config.tie_word_embeddings

@@ -12,7 +12,9 @@ from fourfold.program.trace import Tracer
 ROPE = RopeSpec(4, (1.0, 0.1))
 
 
-def decoder(layers: int = 2, *, qk_norm: bool = False, post_norm: bool = False, unit_scale: bool = False) -> Program:
+def decoder(
+    layers: int = 2, *, qk_norm: bool = False, post_norm: bool = False, unit_scale: bool = False
+) -> Program:
     """A decoder of hidden size 12, heads 3 over 1 of size 4, MLP 20, vocabulary 17."""
     t = Tracer("test", vocab_size=17, hidden_size=12, max_position=64)
     h = t.embed("embed.weight", scale=2.0)
@@ -21,7 +23,11 @@ def decoder(layers: int = 2, *, qk_norm: bool = False, post_norm: bool = False, 
     for i in range(layers):
         name = f"layers.{i}"
         x = t.norm(h, f"{name}.attn_norm.weight", 1e-5)
-        q, k, v = t.linear(x, f"{name}.q", 12, bias=True), t.linear(x, f"{name}.k", 4), t.linear(x, f"{name}.v", 4)
+        q, k, v = (
+            t.linear(x, f"{name}.q", 12, bias=True),
+            t.linear(x, f"{name}.k", 4),
+            t.linear(x, f"{name}.v", 4),
+        )
         if qk_norm:
             q = t.norm(q, f"{name}.q_norm.weight", 1e-5, heads=3)
             k = t.norm(k, f"{name}.k_norm.weight", 1e-5, heads=1)

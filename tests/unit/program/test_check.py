@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from programs import decoder
 
 from fourfold.program.check import check
 from fourfold.program.graph import whole
 from fourfold.program.ops import Add, KVSpec, Linear, Op, Program, Rope, RopeSpec, Value, View, WeightSpec
 from fourfold.program.trace import Tracer
+from program.programs import decoder
 
 
 def at(program: Program, kind: type, nth: int = 0) -> int:
@@ -86,7 +86,13 @@ def test_every_kv_layer_is_written_once() -> None:
 def test_logits_come_last() -> None:
     program = decoder()
     with pytest.raises(ValueError, match="last op must be Logits"):
-        check(replace(program, ops=program.ops[:-2], weights={k: v for k, v in program.weights.items() if k != "norm.weight"}))
+        check(
+            replace(
+                program,
+                ops=program.ops[:-2],
+                weights={k: v for k, v in program.weights.items() if k != "norm.weight"},
+            )
+        )
 
 
 def test_token_rows_cannot_be_read_as_logit_rows() -> None:

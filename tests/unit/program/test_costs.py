@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import decoder
 
 from fourfold.program.costs import Cost, Span, keys_read, keys_seen, op_cost, program_cost
 from fourfold.program.ops import Embed, Linear, Logits, Program
 from fourfold.program.passes import optimize
 from fourfold.program.trace import Tracer
+from program.programs import decoder
 
 
 def smollm2_135m() -> Program:

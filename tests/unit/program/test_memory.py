@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import decoder, programs
 
 from fourfold.program.graph import reads
 from fourfold.program.memory import in_place_candidates, lifetimes, plan
 from fourfold.program.ops import Linear, Norm, Program
 from fourfold.program.passes import optimize
+from program.programs import decoder, programs
 
 
 def assert_sound(program: Program) -> None:
@@ -47,7 +47,9 @@ def test_decoders(post_norm: bool) -> None:
 def test_the_hidden_state_is_updated_in_place() -> None:
     program = optimize(decoder(layers=3))
     layout = plan(program)
-    stream = {layout.slot_of[op.out.id] for op in program.ops if isinstance(op, Linear) and op.residual is not None}
+    stream = {
+        layout.slot_of[op.out.id] for op in program.ops if isinstance(op, Linear) and op.residual is not None
+    }
     assert stream == {layout.slot_of[program.ops[0].out.id]}
     # hidden 12; qkv and MLP share one slot of 20 columns; the attention's 12
     assert sorted(layout.slot_width[: len(layout.slot_width) - 2]) == [12, 12, 20]

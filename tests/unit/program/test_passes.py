@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from programs import ROPE, decoder, programs, random_weights
 
 from fourfold.program.check import check
 from fourfold.program.interpret import interpret
@@ -20,12 +19,14 @@ from fourfold.program.passes import (
     optimize,
 )
 from fourfold.program.trace import Tracer
+from program.programs import ROPE, decoder, programs, random_weights
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
 @pytest.mark.parametrize(
-    "rewrite", [drop_identities, fuse_attention_prologue, fuse_qkv, fuse_gate_up, fuse_norm, fuse_residual, optimize]
+    "rewrite",
+    [drop_identities, fuse_attention_prologue, fuse_qkv, fuse_gate_up, fuse_norm, fuse_residual, optimize],
 )
 @pytest.mark.parametrize("qk_norm, post_norm, unit_scale", list(product([False, True], repeat=3)))
 def test_meaning_is_kept(rewrite, qk_norm: bool, post_norm: bool, unit_scale: bool) -> None:  # type: ignore[no-untyped-def]
@@ -104,7 +105,10 @@ def test_residual_goes_to_the_op_before_the_add() -> None:
     assert not [op for op in (*plain.ops, *post.ops) if isinstance(op, Add | Gate)]
     by_output = [op for op in plain.ops if isinstance(op, Linear) and op.residual is not None]
     assert [op.weights[0] for op in by_output[:2]] == ["layers.0.o.weight", "layers.0.down.weight"]
-    assert [op.spec.weight for op in post.ops if isinstance(op, Norm)] == ["layers.0.post.weight", "layers.1.post.weight"]
+    assert [op.spec.weight for op in post.ops if isinstance(op, Norm)] == [
+        "layers.0.post.weight",
+        "layers.1.post.weight",
+    ]
 
 
 def test_residual_defined_after_the_matmul_cannot_be_absorbed() -> None:
