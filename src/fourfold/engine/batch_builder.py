@@ -1,4 +1,4 @@
-"""From what the scheduler decided to the arrays a backend reads. No loop over tokens: slices and joins only."""
+"""From the scheduler's decisions to the arrays a backend reads. No loop over tokens: slices and joins."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         row = len(tokens)
         owed = seq.prompt_logprobs
         if owed is not None and start < seq.prompt_len - 1:
-            # Row p predicts token p + 1; positions already reported (before a preemption) are not asked again.
+            # Row p predicts token p + 1. What was reported before a preemption is not asked again.
             first = max(start, len(owed) - 1)
             last = min(end, seq.prompt_len - 1)
             if first < last:

@@ -26,7 +26,7 @@ _MAX_DIRECTORY = 80
 class EngineProcess:
     """Started at once and without an event loop, so that a model loads while its parent still imports.
 
-    The pipe to its standard input stays open for as long as the process shall live; nothing secret is in its argv.
+    The pipe to its standard input stays open for as long as the process shall live; argv holds no secret.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EngineProcess:
     def attach(
         self, on_report: Callable[[Report], None], on_exit: Callable[[EngineProcess, str], None]
     ) -> None:
-        """From now on calls on_report for each report and on_exit(self, why) once, in the running event loop."""
+        """From now on calls on_report for each report and on_exit(self, why) once, in the running loop."""
         loop = self._loop = asyncio.get_running_loop()
 
         def read() -> None:

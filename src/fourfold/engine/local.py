@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
@@ -11,6 +12,9 @@ from fourfold.engine.loop import Engine
 from fourfold.engine.streams import Stream, Streams
 from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+STALL_SECONDS = 30.0
+"""Seconds without a finished step, while there is work, after which the engine counts as stuck."""
 
 
 class LocalEngine:
@@ -26,7 +30,7 @@ class LocalEngine:
     def generate(self, requests: Iterable[EngineRequest]) -> Iterator[EngineEvent]:
         """Events of all requests as they come. Leaving the iterator early aborts what is left.
 
-        A request that cannot be served raises InvalidRequestError before anything of it runs; the requests before
+        A request that cannot be served raises InvalidRequestError before anything of it runs; those before
         it are aborted. The queue's bound is respected by adding no more than fit.
         """
         engine = self.engine
@@ -78,11 +82,12 @@ class ThreadedEngine:
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
         """See EngineClient.submit."""
-        if self._closing or self._crash is not None:
-            raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
         stream = self._streams.open(request)
         self._post(lambda: self._add(stream))
         try:
+            # Asked after the stream is open: either the dying thread finds the stream, or this finds it dead.
+            if self._closing or self._crash is not None:
+                raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
             async for event in stream.events():
                 yield event
         finally:
@@ -99,8 +104,12 @@ class ThreadedEngine:
         return self._engine.stats()
 
     async def healthy(self) -> tuple[bool, str]:
-        if not self._thread.is_alive():
+        if self._closing or self._crash is not None:
             return False, f"the engine thread ended: {self._crash or 'it was closed'}"
+        stats = self._engine.stats()
+        silent = time.monotonic() - stats.last_progress
+        if (stats.running or stats.waiting) and silent > STALL_SECONDS:
+            return False, f"the engine has work but finished no step for {silent:.1f} s"
         return True, ""
 
     async def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -46,7 +45,7 @@ class Engine:
             if config.prefix_caching
             else PlainCache(limits.num_blocks, limits.block_size)
         )
-        seed = secrets.randbits(64) if config.seed is None else config.seed
+        seed = int.from_bytes(os.urandom(8), "little") if config.seed is None else config.seed
         self.scheduler = Scheduler(limits, self.cache, seed)
         # What is advertised is what is enforced.
         self.model = msgspec.structs.replace(
@@ -71,7 +70,7 @@ class Engine:
         return bool(self._outbox) or self.scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
-        """Raises InvalidRequestError or OverloadedError; otherwise events will come, the last with a finish_reason."""
+        """Raises InvalidRequestError or OverloadedError; if not, events follow until a finish_reason."""
         if not self.scheduler.has_work:
             self._start_busy_period()
         if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
@@ -81,13 +80,13 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Frees the request's blocks now; its last event comes with the next step. Unknown ids are ignored."""
+        """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
         event = self.scheduler.abort(request_id)
         if event is not None:
             self._outbox.append(event)
 
     def step(self) -> list[EngineEvent]:
-        """One batch. A backend that raises ends the requests of that batch with an error; the others go on."""
+        """One batch. If the backend raises, the requests of that batch end with an error; others go on."""
         started = time.perf_counter()
         events, self._outbox = self._outbox, []
         batch = self.scheduler.next_batch()
@@ -158,7 +157,8 @@ class Engine:
         prompt = (now.prompt_tokens - before.prompt_tokens) / seconds
         generated = (now.generation_tokens - before.generation_tokens) / seconds
         logger.info(
-            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV use %.1f %%, prefix hits %.1f %%",
+            "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV use %.1f %%, "
+            "prefix hits %.1f %%",
             prompt,
             generated,
             now.running,

@@ -1,4 +1,4 @@
-"""From a step's results to the events of one sequence: new tokens, logprobs, and whether that was the last one."""
+"""From a step's results to the events of one sequence: new tokens, logprobs, and whether it ended."""
 
 from __future__ import annotations
 

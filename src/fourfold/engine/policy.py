@@ -1,4 +1,4 @@
-"""Who goes first, who must wait, who is refused. Pure functions and constants; the scheduler does the moves."""
+"""Who goes first, who must wait, who is refused. Pure functions; the scheduler does the moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fourfold.errors import InvalidRequestError
 from fourfold.types import EngineRequest
 
 Rank = tuple[int, float, int]
-"""(priority, arrival, ordinal): the smaller runs first and is preempted last. Never equal for two sequences."""
+"""(priority, arrival, ordinal): the smaller runs first and is preempted last. Never equal for two."""
 
 MAX_HELD = 8
 """Waiting sequences passed over in one step because a neighbour is computing their next block."""
@@ -59,8 +59,8 @@ def check_request(request: EngineRequest, limits: Limits) -> None:
     if len(prompt) + wanted > limits.max_len:
         reason = "the model's context" if limits.max_len == limits.max_model_len else "the KV cache"
         raise InvalidRequestError(
-            f"the prompt has {len(prompt)} tokens and {wanted} more must fit, but the limit is {limits.max_len} tokens "
-            f"({reason}); shorten the prompt or raise the limit",
+            f"the prompt has {len(prompt)} tokens and {wanted} more must fit, but the limit is "
+            f"{limits.max_len} tokens ({reason}); shorten the prompt or raise the limit",
             "prompt",
             "context_length_exceeded",
         )

@@ -50,8 +50,8 @@ STALL_STEPS = 8.0
 
 
 _COUNTERS = (
-    "step", "prompt_tokens", "generation_tokens", "cached_prompt_tokens", "preemptions", "aborted", "finished",
-    "nan_requests", "step_seconds", "backend_seconds",
+    "step", "prompt_tokens", "generation_tokens", "cached_prompt_tokens", "preemptions", "aborted",
+    "finished", "nan_requests", "step_seconds", "backend_seconds",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ class _State(Enum):
 
 
 class RemoteEngine:
-    """Make it early: the process starts in the constructor. Then `await ready()` in the loop that will use it."""
+    """Make it early: the process starts in the constructor. Then `await ready()` in the loop that uses it."""
 
     def __init__(
         self,

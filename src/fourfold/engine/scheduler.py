@@ -1,7 +1,7 @@
-"""What to compute next, and what came of it. Pure Python: no torch, no I/O, no clock; the same calls, the same result.
+"""What to compute next, and what came of it. Pure Python, no I/O, no clock: the same calls, the same result.
 
-There is no prefill and no decode: a sequence has tokens computed and tokens known, and each step spends a budget of
-tokens on the gaps. Gaps of one token go first, so a long prompt never makes a running answer wait.
+There is no prefill and no decode: a sequence has tokens computed and tokens known, and each step spends a
+budget of tokens on the gaps. Gaps of one token go first, so a long prompt never makes a running answer wait.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MASK64 = 2**64 - 1
 class Scheduler:
     """Call next_batch, run it, call commit (or fail), and again. Between the two, add and abort are allowed.
 
-    Invariants: a WAITING sequence holds no blocks; a RUNNING one holds a table; `_waiting` and `_running` are sorted
-    by rank. The best-ranked running sequence can always take blocks from the others, and no sequence may grow beyond
-    the pool, so it always advances: there is no deadlock and no livelock.
+    Invariants: a WAITING sequence holds no blocks; a RUNNING one holds a table; `_waiting` and `_running` are
+    sorted by rank. The best-ranked running sequence can always take blocks from the others, and no sequence
+    may grow beyond the pool, so it always advances: there is no deadlock and no livelock.
     """
 
     def __init__(self, limits: Limits, cache: PrefixCache, seed: int = 0) -> None:
@@ -77,7 +77,8 @@ class Scheduler:
         if len(self._waiting) >= self.limits.max_waiting:
             queued = sum(min(seq.work_left, self.limits.max_model_len) for seq in self._waiting)
             raise OverloadedError(
-                f"{len(self._waiting)} requests are waiting, the limit is {self.limits.max_waiting}; try again later",
+                f"{len(self._waiting)} requests are waiting, the limit is {self.limits.max_waiting}; "
+                "try again later",
                 retry_after(queued, self.tokens_per_second),
             )
         seq = Sequence(
@@ -122,7 +123,7 @@ class Scheduler:
         return build_batch(self._plan.values()) if self._plan else None
 
     def commit(self, batch: Batch, result: StepResult) -> list[EngineEvent]:
-        """Takes the results (see check_result) of the batch made last. One event per sequence with news, in order."""
+        """Takes the results (see check_result) of the batch made last. At most one event per sequence."""
         events = self.take_orphans()
         drawn: list[int] = result.token.tolist()
         bad = bool(result.status.any())
@@ -196,15 +197,15 @@ class Scheduler:
             in_flight.add(name)
 
     def _hold(self, table: BlockTable | None, seq: Sequence, in_flight: set[BlockName]) -> bool:
-        """True if another sequence computes this one's next block in this very step: cheaper to wait for it."""
+        """True if another sequence computes this one's next block in this step: cheaper to wait."""
         if not in_flight or seq.reuse_limit < self.limits.block_size:
             return False
         name = self.cache.next_key(table, seq.tokens[: seq.reuse_limit], seq.request.cache_salt)
         return name is not None and name in in_flight
 
     def _schedule(self, seq: Sequence, wanted: int) -> bool:
-        """Plans up to `wanted` tokens of a running sequence, preempting worse-ranked ones for its blocks if it
-        must. False if the sequence had to give way itself."""
+        """Plans up to `wanted` tokens of a running sequence, preempting worse-ranked ones for its blocks if
+        it must. False if the sequence had to give way itself."""
         table = self._table(seq)
         size = self.limits.block_size
         while True:
@@ -254,7 +255,7 @@ class Scheduler:
                 return
 
     def _displace(self, seq: Sequence) -> bool:
-        """Preempts the worst running sequence if it is of a strictly worse priority (arrival does not count)."""
+        """Preempts the worst running sequence if its priority is strictly worse (arrival does not count)."""
         if not self._running or self._running[-1].request.priority <= seq.request.priority:
             return False
         self._preempt(self._running[-1])

@@ -24,8 +24,8 @@ class SequenceState(IntEnum):
 class Sequence:
     """tokens: prompt, then output. computed: how many of them have KV. The gap between is the work to do.
 
-    A sequence that was preempted has computed 0 again and keeps its output in `tokens`: computing those anew is
-    the same work as a prompt's, so there is no special case for resumption.
+    After a preemption computed is 0 again and the output stays in `tokens`: computing those anew is the same
+    work as a prompt's, so there is no special case for resumption.
     """
 
     __slots__ = (

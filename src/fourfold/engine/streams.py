@@ -13,15 +13,15 @@ from fourfold.types import EngineEvent, EngineRequest
 
 
 class Stream:
-    """One request's events. Its queue is bounded by the request's own length (one event per token at most)."""
+    """One request's events; at most one per token, so the queue is bounded by the request's length."""
 
     __slots__ = ("_queue", "delivered", "key", "loop", "request", "retried", "sent")
 
     def __init__(self, request: EngineRequest, key: str) -> None:
         self.request = request
         self.key = key
-        """The request's id inside the engine. Unlike the caller's it is never used again, so what is still under way
-        for a request that was left cannot reach a later one of the same name."""
+        """The request's id inside the engine. Unlike the caller's it is never used again, so what is still
+        under way for a request that was left cannot reach a later one of the same name."""
         self.loop = asyncio.get_running_loop()
         self.delivered = False
         """True once an event went in: from then on the request cannot be retried unseen."""

@@ -58,7 +58,7 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, tag="load_failed"):
-    """expected: the user can mend it (a FourfoldError), so the message is enough; else the log has a traceback."""
+    """expected: a FourfoldError, whose message is all a user needs; otherwise the log has a traceback."""
 
     message: str
     expected: bool
@@ -118,8 +118,8 @@ def read_start(pipe: IO[bytes]) -> Start:
     payload = pipe.read(size) if size <= MAX_START_BYTES else b""
     if not payload or len(payload) != size:
         raise LoadError(
-            f"the engine process expects a start message of 1 to {MAX_START_BYTES} bytes on its standard input, "
-            f"got {len(payload)} of {size}; it is started by `fourfold serve`, not by hand"
+            f"the engine process expects a start message of 1 to {MAX_START_BYTES} bytes on its standard "
+            f"input, got {len(payload)} of {size}; it is started by `fourfold serve`, not by hand"
         )
     try:
         return msgspec.msgpack.decode(payload, type=Start)

@@ -1,9 +1,9 @@
 """A backend without a model that checks every promise of the Batch contract.
 
-Each KV slot keeps the token written to it. A logit row reads its whole context back through its block table, and the
-next token is a hash of what it read (and of everything else that may influence a draw). So if scheduling, sharing,
-preemption or eviction ever lets a sequence read a wrong slot, its output differs from the output it has alone.
-"""
+Each KV slot keeps the token written to it. A logit row reads its whole context back through its block table,
+and the next token is a hash of what it read (and of everything else that may influence a draw). So if
+scheduling, sharing, preemption or eviction ever lets a sequence read a wrong slot, its output differs from
+the output it has alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch, StepResult
 
 FREE = -1
@@ -20,9 +21,10 @@ FREE = -1
 class FakeBackend:
     def __init__(
         self, block_size: int = 4, num_blocks: int = 64, vocab_size: int = 97, max_batch_tokens: int = 512,
-        poison: int | None = None, delay: float = 0.0, hook: Callable[[Batch], None] | None = None, check: bool = True,
+        poison: int | None = None, delay: float = 0.0, hook: Callable[[Batch], None] | None = None,
+        check: bool = True,
     ) -> None:  # fmt: skip
-        """poison: a row whose context ends with this token has non-finite logits. hook: called with every batch."""
+        """poison: a row whose context ends with this token has non-finite logits. hook: gets every batch."""
         self.block_size, self.num_blocks = block_size, num_blocks
         self.vocab_size, self.max_batch_tokens = vocab_size, max_batch_tokens
         self.poison, self.delay, self.hook, self.check = poison, delay, hook, check
@@ -107,17 +109,21 @@ class FakeBackend:
             batch.bias_ids,
             batch.ban_ids,
         ):
-            assert array.dtype == np.int32 and array.ndim == 1
-        assert 0 < len(batch.tokens) <= self.max_batch_tokens and counts.sum() == len(batch.tokens)
-        assert (
-            len(counts) == len(contexts) == len(starts) - 1 and (counts > 0).all() and (contexts >= 0).all()
-        )
-        assert starts[0] == 0 and starts[-1] == len(batch.blocks)
+            assert array.dtype == np.int32
+            assert array.ndim == 1
+        assert 0 < len(batch.tokens) <= self.max_batch_tokens
+        assert counts.sum() == len(batch.tokens)
+        assert len(counts) == len(contexts) == len(starts) - 1
+        assert (counts > 0).all()
+        assert (contexts >= 0).all()
+        assert starts[0] == 0
+        assert starts[-1] == len(batch.blocks)
         assert (np.diff(starts) * self.block_size >= counts + contexts).all(), "too few blocks"
         assert ((batch.tokens >= 0) & (batch.tokens < self.vocab_size)).all()
         assert ((batch.blocks >= 0) & (batch.blocks < self.num_blocks)).all()
         rows = batch.samples["row"]
-        assert (np.diff(rows) > 0).all() and ((rows >= 0) & (rows < len(batch.tokens))).all()
+        assert (np.diff(rows) > 0).all()
+        assert ((rows >= 0) & (rows < len(batch.tokens))).all()
         uses: dict[int, int] = {}
         for s in range(len(counts)):
             table = batch.blocks[starts[s] : starts[s + 1]].tolist()

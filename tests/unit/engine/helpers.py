@@ -13,9 +13,10 @@ from .fake_backend import FakeBackend
 
 def model_info(backend: FakeBackend, max_model_len: int = 256) -> ModelInfo:
     return ModelInfo(
-        name="fake", path="", family="fake", parameters=0, vocab_size=backend.vocab_size, max_model_len=max_model_len,
-        block_size=backend.block_size, num_blocks=backend.num_blocks, max_num_seqs=1, max_num_batched_tokens=1,
-        weight_bytes=0,
+        name="fake", path="", family="fake", parameters=0, vocab_size=backend.vocab_size,
+        max_model_len=max_model_len,
+        block_size=backend.block_size, num_blocks=backend.num_blocks, max_num_seqs=1,
+        max_num_batched_tokens=1, weight_bytes=0,
     )  # fmt: skip
 
 
@@ -33,8 +34,9 @@ def request(
     eos: tuple[int, ...] = (), allowed_vocab: int | None = None, **sampling: Any,
 ) -> EngineRequest:  # fmt: skip
     return EngineRequest(
-        request_id=request_id, prompt_ids=prompt, cache_salt=salt, priority=priority, arrival=arrival, eos_ids=eos,
-        allowed_vocab=allowed_vocab, sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
+        request_id=request_id, prompt_ids=prompt, cache_salt=salt, priority=priority, arrival=arrival,
+        eos_ids=eos, allowed_vocab=allowed_vocab,
+        sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
     )  # fmt: skip
 
 
@@ -43,17 +45,18 @@ def check(engine: Engine) -> None:
     engine.cache.check(engine.scheduler.tables())
 
 
-def run(engine: Engine, *requests: EngineRequest, steps: int = 10_000) -> dict[str, list[EngineEvent]]:
-    """Runs everything to its end; the ledger is checked after each step."""
+def run(engine: Engine, *requests: EngineRequest, checked: bool = True) -> dict[str, list[EngineEvent]]:
+    """Runs everything to its end. checked: the ledger after each step."""
     events: dict[str, list[EngineEvent]] = {}
     for item in requests:
         engine.add(item)
-    for _ in range(steps):
+    for _ in range(10_000):
         if not engine.has_work:
             break
         for event in engine.step():
             events.setdefault(event.request_id, []).append(event)
-        check(engine)
+        if checked:
+            check(engine)
     assert not engine.has_work, "no end in sight"
     return events
 

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: life, death, retry, abort. All with a fake backend; asyncio.run per test."""
+"""The engine in a process of its own: life, death, retry, abort. All with a fake backend."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_progress_is_forwarded() -> None:
 
     async def main() -> None:
         client = RemoteEngine(
-            EngineConfig(), factory=FACTORY, on_progress=lambda stage, fraction: seen.append((stage, fraction))
+            EngineConfig(), factory=FACTORY, on_progress=lambda *progress: seen.append(progress)
         )
         await client.ready()
         await client.close()
@@ -187,7 +187,9 @@ def test_kill_9_fails_what_was_seen_retries_what_was_not_and_restarts() -> None:
             events = await asyncio.wait_for(unseen, 10)
             alone = run(make_engine(), request("unseen", [4, 5, 6], max_tokens=5))["unseen"]
             assert tokens(events) == tokens(alone)
-            assert client.restarts == 1 and client.pid != first and not alive(first)
+            assert client.restarts == 1
+            assert client.pid != first
+            assert not alive(first)
             assert await client.healthy() == (True, "")
             assert (await client.stats()).step >= before
 
@@ -209,7 +211,10 @@ def test_a_request_that_kills_engines_is_retried_once_only() -> None:
 def test_backpressure_in_the_engine_and_in_the_front() -> None:
     async def main() -> None:
         async with engine("slow", max_num_seqs=1, max_waiting=4) as client:
-            tasks = [asyncio.create_task(collect(client, request(f"r{i}", [1, 2], max_tokens=100))) for i in range(20)]
+            tasks = [
+                asyncio.create_task(collect(client, request(f"r{i}", [1, 2], max_tokens=100)))
+                for i in range(20)
+            ]
             done, pending = await asyncio.wait(tasks, timeout=0.5)
             errors = [task.exception() for task in done]
             assert errors
@@ -285,7 +290,9 @@ def test_the_engine_does_not_survive_its_parent(tmp_path: Path) -> None:
         "asyncio.run(main())\n"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, env=environment)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, env=environment
+    )
     assert result.returncode == -signal.SIGKILL
     pid = int(result.stdout)
     deadline = time.monotonic() + 3
@@ -321,12 +328,17 @@ def test_an_idle_engine_uses_no_cpu() -> None:
 def test_the_engine_process_imports_no_server_no_asyncio_no_torch() -> None:
     code = (
         "import sys, fourfold.engine.process\n"
-        "print([m for m in ('asyncio', 'fastapi', 'torch', 'transformers', 'pydantic', 'ssl') if m in sys.modules])"
+        "banned = ('asyncio', 'fastapi', 'torch', 'transformers', 'pydantic', 'ssl')\n"
+        "print([m for m in banned if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
 def test_counters_add_and_states_stay() -> None:
-    total = add_counters(EngineStats(step=3, running=2, finished=1), EngineStats(step=4, running=9, finished=5))
+    total = add_counters(
+        EngineStats(step=3, running=2, finished=1), EngineStats(step=4, running=9, finished=5)
+    )
     assert (total.step, total.running, total.finished) == (7, 2, 6)

@@ -7,6 +7,6 @@ from fourfold.engine.cache.radix import RadixCache
 from fourfold.engine.cache.table import BlockTable, PrefixCache
 
 __all__ = [
-    "BlockRemoved", "BlockState", "BlockStored", "BlockTable", "KVEvent", "KVEventSink", "Ledger", "LedgerCounts",
-    "LedgerError", "PlainCache", "PrefixCache", "RadixCache",
+    "BlockRemoved", "BlockState", "BlockStored", "BlockTable", "KVEvent", "KVEventSink", "Ledger",
+    "LedgerCounts", "LedgerError", "PlainCache", "PrefixCache", "RadixCache",
 ]  # fmt: skip

@@ -37,10 +37,10 @@ KVEventSink = Callable[[KVEvent], None]
 
 
 def root_digest(salt: str) -> bytes:
-    """Digest of the empty prefix of one salt. BLAKE2b, so that it is the same in every process and machine."""
+    """Digest of the empty prefix of one salt. BLAKE2b: the same in every process and machine."""
     return hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"fourfold-root").digest()
 
 
 def block_digest(parent: bytes, key: bytes) -> bytes:
-    """Digest of a prefix: BLAKE2b over the parent's digest and the block's token ids (int32, native order)."""
+    """Digest of a prefix: BLAKE2b of the parent's digest and the block's token ids (int32, native order)."""
     return hashlib.blake2b(parent + key, digest_size=DIGEST_BYTES, person=b"fourfold-block").digest()

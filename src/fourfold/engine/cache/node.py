@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Node:
-    """One full block below its parent; the path from the root is a prefix. The root has block -1 and no parent.
+    """One full block below its parent; the path from the root is a prefix. The root has block -1.
 
     key: the block's token ids (int32, native order), the edge label.
     salt: whose tree.

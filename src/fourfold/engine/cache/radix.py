@@ -1,4 +1,4 @@
-"""Prefix cache as a radix tree over blocks: shared by running requests, kept for later ones, evicted leaf first.
+"""Prefix cache as a radix tree over blocks: shared by running requests, kept, evicted leaf first.
 
 The idea of a radix tree over KV with LRU leaves is SGLang's RadixAttention (Zheng et al. 2024); here an edge
 is one full block, so a block boundary is the only place where paths part, and a node never has to be split.
@@ -16,7 +16,7 @@ from fourfold.engine.cache.node import Node
 from fourfold.engine.cache.table import BlockName, BlockTable
 
 Spill = Callable[[Node], None]
-"""Called with a node about to be evicted, while its block still holds the content: the way to a lower tier."""
+"""Called with a node about to be evicted while its block is still intact: the way to a lower tier."""
 
 
 class RadixCache:
@@ -91,9 +91,9 @@ class RadixCache:
             table.blocks.append(ledger.take())
         return True
 
-    # Before: full blocks behind `shared` belong to this table alone. After: they are tree nodes with this table
-    # as a holder. Where another holder was first with the same content, the table's own block becomes free and
-    # the table holds the tree's instead: their contents are equal to the bit (rule 1).
+    # Before: full blocks behind `shared` belong to this table alone. After: they are tree nodes with this
+    # table as a holder. Where another holder was first with the same content, the table's own block becomes
+    # free and the table holds the tree's instead: their contents are equal to the bit (rule 1).
     def insert(self, table: BlockTable, tokens: array[int], filled: int) -> None:
         size = self.block_size
         end = (table.shared + 1) * size
@@ -182,7 +182,7 @@ class RadixCache:
                 raise LedgerError(f"table {list(table.blocks)} has a private block that is in the tree")
 
     def _current(self, table: BlockTable) -> Node:
-        """The table's node; for an empty path the root that is registered now, which another may have made."""
+        """The table's node; for an empty path the root registered now, which another may have made."""
         node = table.node
         return node if node.parent is not None else self._roots.get(table.salt, node)
 

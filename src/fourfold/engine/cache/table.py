@@ -42,7 +42,7 @@ class PrefixCache(Protocol):
     block_size: int
 
     def match(self, tokens: array[int], salt: str, limit: int) -> BlockTable:
-        """Locks the longest known prefix: `len(table.blocks) * block_size` tokens. Every table must be released.
+        """Locks the longest known prefix: `len(table.blocks) * block_size` tokens. Must be released.
 
         Keeping a table without running anything pins its prefix.
         """
@@ -53,11 +53,11 @@ class PrefixCache(Protocol):
         ...
 
     def next_key(self, table: BlockTable | None, tokens: array[int], salt: str) -> BlockName | None:
-        """Names the first block of `tokens` that is not known, if `tokens` fill it: equal names, equal content."""
+        """Names the first block of `tokens` not known, if they fill it: equal names, equal content."""
         ...
 
     def allocate(self, table: BlockTable, count: int) -> bool:
-        """Appends `count` fresh blocks, evicting if it must; False (and nothing done) if there are too few."""
+        """Appends `count` fresh blocks, evicting if it must; False and no change if there are too few."""
         ...
 
     def insert(self, table: BlockTable, tokens: array[int], filled: int) -> None:
@@ -69,7 +69,7 @@ class PrefixCache(Protocol):
         ...
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` cached blocks, the longest unused ones first, ends of prefixes before starts."""
+        """Frees up to `count` cached blocks: the longest unused first, ends of prefixes before starts."""
         ...
 
     def check(self, tables: Iterable[BlockTable]) -> None:
