@@ -105,7 +105,8 @@ class Fields:
 
     def filled(self, defaults: Mapping[str, Any]) -> Fields:
         """With the family's defaults where a key is absent (not where it is null)."""
-        return Fields(self.path, {**defaults, **self.data}, self.prefix, self.read)
+        prefixed = {self.prefix + key: value for key, value in defaults.items()}
+        return Fields(self.path, {**prefixed, **self.data}, self.prefix, self.read)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self.raw(key)
