@@ -174,6 +174,7 @@ static FF_INLINE F bf16_odd(const uint16_t* w) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(w), _mm512_set1_epi32(int(0xffff0000u))))};
 }
 static FF_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+static FF_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 static FF_INLINE float hsum(F a) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
@@ -348,6 +349,7 @@ static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);
 }
 static FF_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+static FF_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 static FF_INLINE float hsum8(__m256 h) {
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
@@ -442,6 +444,7 @@ static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);
 }
 static FF_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+static FF_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 static FF_INLINE float hsum(F a) {
   for (int h = 8; h; h >>= 1)
     for (int i = 0; i < h; i++) a.v[i] += a.v[i + h];

@@ -27,6 +27,9 @@ constexpr int kScoreRows = 12, kSumRows = 6, kSumColumns = 4;  // 24 accumulator
 #else
 constexpr int kScoreRows = 3, kSumRows = 3, kSumColumns = 2;  // 6 accumulators of two registers each, of 16
 #endif
+// With few rows memory is the limit, and the hardware's prefetchers do not know where the next block lies: tiles of up to
+// this many rows fetch it (`next`) while they read theirs.
+constexpr int kAheadRows = 8, kAheadSums = 4;
 constexpr float kLog2e = 1.44269504088896341f;
 
 static FF_INLINE float minus_infinity() { return -__builtin_inff(); }
@@ -74,14 +77,15 @@ static FF_INLINE uint32_t load_pair(const uint32_t* p) {
 
 // q: [head_dim / 2][kTileRows] pairs of bf16 (dot) or [head_dim][kTileRows] floats.
 template <Mode mode, int R>
-static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s) {
+static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
   F acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
   if constexpr (mode == Mode::dot) {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(k);
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
-    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTileRows) {
+    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTileRows, next += 128) {
+      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         const uint32_t pair = load_pair(pairs + r);
@@ -90,7 +94,8 @@ static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s)
       }
     }
   } else {
-    for (int d = 0; d < head_dim; d += 2, q += 2 * kTileRows) {
+    for (int d = 0; d < head_dim; d += 2, q += 2 * kTileRows, next += 128) {
+      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
       F even[2], odd[2];
       if constexpr (mode == Mode::exact) {
         const uint16_t* w = reinterpret_cast<const uint16_t*>(k) + d * kBlockTokens;
@@ -118,20 +123,20 @@ static void score_tile(const float* q, const uint8_t* k, int head_dim, float* s)
 
 // Rows are computed in register tiles; a tile may reach past `rows` into the padding up to kTile.
 template <Mode mode>
-static void scores(int rows, const float* q, const uint8_t* k, int head_dim, float* s) {
+static void scores(int rows, const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
   for (int r = 0; r < rows;) {
     const int left = rows - r;
     const float* qr = q + r;
     float* sr = s + r * kBlockTokens;
     if constexpr (kScoreRows == 12) {
-      if (left > 8) { score_tile<mode, 12>(qr, k, head_dim, sr), r += 12; continue; }
-      if (left > 6) { score_tile<mode, 8>(qr, k, head_dim, sr), r += 8; continue; }
-      if (left > 4) { score_tile<mode, 6>(qr, k, head_dim, sr), r += 6; continue; }
-      if (left > 3) { score_tile<mode, 4>(qr, k, head_dim, sr), r += 4; continue; }
+      if (left > 8) { score_tile<mode, 12>(qr, k, next, head_dim, sr), r += 12; continue; }
+      if (left > 6) { score_tile<mode, 8>(qr, k, next, head_dim, sr), r += 8; continue; }
+      if (left > 4) { score_tile<mode, 6>(qr, k, next, head_dim, sr), r += 6; continue; }
+      if (left > 3) { score_tile<mode, 4>(qr, k, next, head_dim, sr), r += 4; continue; }
     }
-    if (left > 2) score_tile<mode, 3>(qr, k, head_dim, sr), r += 3;
-    else if (left > 1) score_tile<mode, 2>(qr, k, head_dim, sr), r += 2;
-    else score_tile<mode, 1>(qr, k, head_dim, sr), r += 1;
+    if (left > 2) score_tile<mode, 3>(qr, k, next, head_dim, sr), r += 3;
+    else if (left > 1) score_tile<mode, 2>(qr, k, next, head_dim, sr), r += 2;
+    else score_tile<mode, 1>(qr, k, next, head_dim, sr), r += 1;
   }
 }
 
@@ -140,7 +145,7 @@ static void scores(int rows, const float* q, const uint8_t* k, int head_dim, flo
 // p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats. Only the first `tokens` of the block are read, but for the odd
 // slot beside the last one in the pair layouts, which is finite: a token of the sequence, or zeroed by the prologue.
 template <Mode mode, int R, int C>
-static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column, int tokens, float* o) {
+static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int column, int tokens, float* o) {
   F acc[R][C];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
@@ -158,7 +163,12 @@ static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column,
     }
   } else {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(v) + 2 * column;
-    for (int t = 0; t < tokens; t += 2, w += 2 * head_dim) {
+    next += 4 * column;
+    for (int t = 0; t < tokens; t += 2, w += 2 * head_dim, next += 4 * head_dim) {
+      if constexpr (R <= kAheadSums) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) prefetch_l2(next + 64 * c);
+      }
       if constexpr (mode == Mode::dot) {
         const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p) + t / 2;
 #pragma GCC unroll 16
@@ -187,28 +197,28 @@ static void sum_tile(const float* p, const uint8_t* v, int head_dim, int column,
 }
 
 template <Mode mode, int R>
-static void sum_columns(const float* p, const uint8_t* v, int head_dim, int tokens, float* o) {
+static void sum_columns(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int tokens, float* o) {
   int column = 0;
   if constexpr (kSumColumns >= 4)
-    for (; column + 64 <= head_dim; column += 64) sum_tile<mode, R, 4>(p, v, head_dim, column, tokens, o);
-  for (; column + 32 <= head_dim; column += 32) sum_tile<mode, R, 2>(p, v, head_dim, column, tokens, o);
-  for (; column < head_dim; column += 16) sum_tile<mode, R, 1>(p, v, head_dim, column, tokens, o);
+    for (; column + 64 <= head_dim; column += 64) sum_tile<mode, R, 4>(p, v, next, head_dim, column, tokens, o);
+  for (; column + 32 <= head_dim; column += 32) sum_tile<mode, R, 2>(p, v, next, head_dim, column, tokens, o);
+  for (; column < head_dim; column += 16) sum_tile<mode, R, 1>(p, v, next, head_dim, column, tokens, o);
 }
 
 template <Mode mode>
-static void weighted_sums(int rows, const float* p, const uint8_t* v, int head_dim, int tokens, float* o) {
+static void weighted_sums(int rows, const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int tokens, float* o) {
   constexpr int kRowFloats = mode == Mode::dot ? kBlockTokens / 2 : kBlockTokens;
   for (int r = 0; r < rows;) {
     const int left = rows - r;
     const float* pr = p + r * kRowFloats;
     float* out = o + size_t(r) * size_t(head_dim);
     if constexpr (kSumRows == 6) {
-      if (left > 4) { sum_columns<mode, 6>(pr, v, head_dim, tokens, out), r += 6; continue; }
-      if (left > 3) { sum_columns<mode, 4>(pr, v, head_dim, tokens, out), r += 4; continue; }
+      if (left > 4) { sum_columns<mode, 6>(pr, v, next, head_dim, tokens, out), r += 6; continue; }
+      if (left > 3) { sum_columns<mode, 4>(pr, v, next, head_dim, tokens, out), r += 4; continue; }
     }
-    if (left > 2) sum_columns<mode, 3>(pr, v, head_dim, tokens, out), r += 3;
-    else if (left > 1) sum_columns<mode, 2>(pr, v, head_dim, tokens, out), r += 2;
-    else sum_columns<mode, 1>(pr, v, head_dim, tokens, out), r += 1;
+    if (left > 2) sum_columns<mode, 3>(pr, v, next, head_dim, tokens, out), r += 3;
+    else if (left > 1) sum_columns<mode, 2>(pr, v, next, head_dim, tokens, out), r += 2;
+    else sum_columns<mode, 1>(pr, v, next, head_dim, tokens, out), r += 1;
   }
 }
 
@@ -344,11 +354,13 @@ static void attend_split(const AttentionArgs& a, const ItemView& view, const int
   int block = view.first_visible(base) / kBlockTokens, end = view.position(last) / kBlockTokens + 1;
   if (block < split * kSplitBlocks) block = split * kSplitBlocks;
   if (end > (split + 1) * kSplitBlocks) end = (split + 1) * kSplitBlocks;
+  const uint8_t* k0 = a.kv.base + size_t(kv_head) * a.kv.head_bytes;
   for (; block < end; block++) {
-    const uint8_t* k = a.kv.base + size_t(blocks[block]) * a.kv.block_bytes + size_t(kv_head) * a.kv.head_bytes;
+    const uint8_t* k = k0 + size_t(blocks[block]) * a.kv.block_bytes;
+    const uint8_t* next = block + 1 < end ? k0 + size_t(blocks[block + 1]) * a.kv.block_bytes : k;
     const uint8_t* v = k + a.kv.v_offset;
     const int token0 = block * kBlockTokens;
-    scores<mode>(n, q, k, hd, scratch.s);
+    scores<mode>(n, q, k, next, hd, scratch.s);
     if (token0 + kBlockTokens - 1 > view.position(base) || token0 < view.first_visible(last)) {
       for (int r = 0; r < n; r++)
         softmax_row<mode, true>(view.factors, scratch.s, scratch.p, r, view.first_visible(base + r) - token0,
@@ -357,7 +369,7 @@ static void attend_split(const AttentionArgs& a, const ItemView& view, const int
       for (int r = 0; r < n; r++) softmax_row<mode, false>(view.factors, scratch.s, scratch.p, r, 0, 0, hd, t);
     }
     const int tokens = view.position(last) + 1 - token0;
-    weighted_sums<mode>(n, scratch.p, v, hd, tokens < kBlockTokens ? tokens : kBlockTokens, t.o);
+    weighted_sums<mode>(n, scratch.p, v, next + a.kv.v_offset, hd, tokens < kBlockTokens ? tokens : kBlockTokens, t.o);
   }
 }
 
