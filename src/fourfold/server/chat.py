@@ -22,6 +22,7 @@ from fourfold.server.sampling import sampling_params, usage_wanted
 from fourfold.server.stream import EventStream, Watched
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import ChatBody
+from fourfold.types import MAX_LOGPROBS
 
 encode = msgspec.json.encode
 
@@ -65,6 +66,10 @@ async def chat_completions(front: Front, request: Request) -> Response:
     wanted = usage_wanted(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+    if not 0 <= (body.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {body.top_logprobs}", "top_logprobs"
+        )
     sampling = sampling_params(
         body,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,

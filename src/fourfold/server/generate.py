@@ -99,16 +99,19 @@ class Generation:
                 items = [await queue.get()]
                 while not queue.empty():
                     items.append(queue.get_nowait())
-                batch = []
+                batch: list[Increment] = []
+                failure: Exception | None = None
                 for item in items:
                     if item is None:
                         running -= 1
                     elif isinstance(item, Exception):
-                        raise item
+                        failure = failure or item
                     else:
                         batch.append(item)
                 if batch:
                     yield batch
+                if failure is not None:
+                    raise failure
         finally:
             for task in tasks:
                 task.cancel()

@@ -17,7 +17,7 @@ KEEP_ALIVE_SECONDS = 75
 
 
 class Host(uvicorn.Server):
-    """Serves until `stop` is called; then takes no new connection, lets running answers finish, and returns."""
+    """Serves until `stop` is called; then takes no connection, lets running answers finish, and returns."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_started: Callable[[], None]) -> None:
         config = uvicorn.Config(

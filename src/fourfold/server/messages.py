@@ -7,7 +7,7 @@ from typing import Any
 from fourfold.errors import InvalidRequestError
 from fourfold.server.errors import UnsupportedError
 from fourfold.server.front import Front, Prompt
-from fourfold.server.wire import ChatOptions
+from fourfold.server.wire import ChatBody, TokenizeBody
 from fourfold.text.chat import ChatTemplate
 
 MAX_MESSAGES = 4096
@@ -16,13 +16,15 @@ _ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
 
 
-async def render(front: Front, options: ChatOptions, *, add_special_tokens: bool) -> tuple[Prompt, str]:
+async def render(
+    front: Front, options: ChatBody | TokenizeBody, *, add_special_tokens: bool
+) -> tuple[Prompt, str]:
     """The conversation as a prompt, and the role of the message that is to come (or to be continued).
 
     Raises InvalidRequestError, also with the template's own words if it refuses the conversation;
     UnsupportedError for what belongs to tools.
     """
-    messages = plain_messages(options.messages)
+    messages = plain_messages(options.messages or [])
     continues = bool(options.continue_final_message)
     # Who asks to continue need not also say that no new turn is to begin; asking for both is an error.
     begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt

@@ -1,11 +1,12 @@
 """`fourfold serve`: the engine in its process, HTTP in this one.
 
-Only what is needed to start the engine is imported here at the top: the model loads over there while this process
-imports its web framework.
+Only what is needed to start the engine is imported here at the top: the model loads over there while this
+process imports its web framework.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -57,8 +58,6 @@ def serve(
     listener = listen(settings.host, settings.port)
     engine = RemoteEngine(engine_config, factory=factory, log_level=log_level, on_progress=_log_progress())
 
-    import asyncio
-
     import uvloop
 
     async def main() -> None:
@@ -81,8 +80,6 @@ async def _serve(
     started: float,
     announce: Callable[[str], None],
 ) -> None:
-    import asyncio
-
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)

@@ -13,7 +13,7 @@ from fourfold.server.errors import JSON
 from fourfold.server.front import Front
 from fourfold.server.messages import render
 from fourfold.server.unsupported import refuse_unsupported
-from fourfold.server.wire import ChatOptions, DetokenizeBody, TokenizeBody
+from fourfold.server.wire import DetokenizeBody, TokenizeBody
 
 encode = msgspec.json.encode
 
@@ -29,14 +29,7 @@ async def tokenize(front: Front, request: Request) -> Response:
         )
     special = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
     if body.messages is not None:
-        options = ChatOptions(
-            messages=body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            chat_template=body.chat_template,
-            chat_template_kwargs=body.chat_template_kwargs,
-        )
-        ids = (await render(front, options, add_special_tokens=bool(special)))[0].ids
+        ids = (await render(front, body, add_special_tokens=bool(special)))[0].ids
     elif body.content is not None:
         ids = await front.encode(body.content, add_special_tokens=bool(special))
     else:

@@ -43,7 +43,13 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (None, 0),
 }
 
-_COMPLETIONS: dict[str, tuple[Any, ...]] = {"suffix": _OFF}
+_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "max_completion_tokens": (None,),
+    "messages": (None,),
+    "suffix": _OFF,
+    "tools": _OFF,
+    "top_logprobs": (None,),
+}
 
 _CHAT: dict[str, tuple[Any, ...]] = {
     "audio": _OFF,
@@ -53,6 +59,7 @@ _CHAT: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": _OFF,
     "mm_processor_kwargs": _OFF,
+    "prompt": (None,),
     "modalities": (None, [], ["text"]),
     "reasoning_effort": (None,),
     "service_tier": (None, "auto", "default"),
@@ -92,5 +99,5 @@ def refuse_unsupported(extra: Mapping[str, Any], *, chat: bool) -> dict[str, Any
                 raise InvalidRequestError(
                     "suffix is not supported: this model does not fill in the middle", "suffix"
                 )
-            raise UnsupportedError(name, f"{name} is not supported yet; leave it out")
+            raise UnsupportedError(name, f"{name} is not supported here yet; leave it out")
     return unknown

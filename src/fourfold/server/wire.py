@@ -62,19 +62,14 @@ class CompletionBody(GenerationBody, kw_only=True):
     best_of: int | None = None
 
 
-class ChatOptions(msgspec.Struct, kw_only=True):
-    """How messages become a prompt."""
+class ChatBody(GenerationBody, kw_only=True):
+    """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ChatBody(GenerationBody, ChatOptions, kw_only=True):
-    """POST /v1/chat/completions."""
-
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
