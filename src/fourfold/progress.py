@@ -45,13 +45,7 @@ class ReportedProgress:
         if self._stream.isatty():
             self._draw(stage, done, total, unit)
         elif stage != self._stage:
-            size = (
-                f" ({total / 1e6:.0f} MB)"
-                if total and unit == "bytes"
-                else f" ({total} {unit})"
-                if total
-                else ""
-            )
+            size = f" ({total / 1e6:.0f} MB)" if total and unit == "bytes" else ""
             print(f"{stage}{size}", file=self._stream, flush=True)
         self._stage = stage
 

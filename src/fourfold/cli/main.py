@@ -53,9 +53,13 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 1 (error), 2 (wrong usage), 130 (Ctrl-C) or 141 (the pipe was closed)."""
     try:
-        result = cli.main(arguments, prog_name="fourfold", standalone_mode=False)
+        # Not cli.main(): it decides about closed pipes and exit codes by itself.
+        with cli.make_context("fourfold", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "fourfold"
         _complain(f"{where}: {error.format_message()} (see {where} --help)")

@@ -64,8 +64,8 @@ def sampling_options(command: F) -> F:
     return _apply(
         command,
         click.option("--max-tokens", "--predict", "--n-predict", "-n", "max_tokens", type=click.IntRange(-1),
-                     default=1024, show_default=True, help=(
-            "Longest answer in tokens; -1: until the context is full.")),
+                     default=-1, help=(
+            "Longest answer in tokens. [default: until the model ends it or its context is full]")),
         click.option("--temperature", "--temp", "temperature", type=click.FloatRange(0, 100), default=0.7,
                      show_default=True, help="0 always takes the most likely token."),
         click.option("--top-k", "top_k", type=click.IntRange(-1), default=0, help=(
