@@ -70,13 +70,12 @@ class LLM:
     def __init__(
         self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **config: Any
     ) -> None:
-        settings = _engine_config(model, config)
+        self.config = _engine_config(model, config)
         with ReportedProgress() as reported:
             report = progress or (reported if sys.stderr.isatty() else silent)
             found = resolve(model, progress=report)
             if found.notice:
                 print(found.notice, file=sys.stderr)
-            self.config = dataclasses.replace(settings, model=str(found.path))
             backend, info = load_engine_backend(self.config, _fractions(report))
             self.tokenizer: Tokenizer = load_tokenizer(open_checkpoint(found.path))
         self._engine = LocalEngine(Engine(backend, info, self.config))
