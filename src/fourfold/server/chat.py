@@ -92,12 +92,12 @@ async def chat_completions(front: Front, request: Request) -> Response:
     if body.stream:
         head = encode(asked.head("chat.completion.chunk"))[:-1]
         chunks = events(generation, asked.n, head, wanted, asked.chunk_content)
-        return EventStream(chunks, _opening(asked, head), front.settings.first_event_grace)
+        return EventStream(chunks, _opening(asked, head), front.settings.first_event_grace, front.open_work)
 
     async def answer() -> Response:
         return await _answer(asked, generation)
 
-    return Watched(answer)
+    return Watched(answer, front.open_work)
 
 
 def _opening(asked: Asked, head: bytes) -> bytes:

@@ -109,12 +109,12 @@ async def completions(front: Front, request: Request) -> Response:
     if body.stream:
         head = encode(asked.head)[:-1]
         chunks = events(generation, len(jobs), head, wanted, _chunk_content(asked, len(jobs)))
-        return EventStream(chunks, b"", front.settings.first_event_grace)
+        return EventStream(chunks, b"", front.settings.first_event_grace, front.open_work)
 
     async def answer() -> Response:
         return await _answer(asked, generation, len(jobs))
 
-    return Watched(answer)
+    return Watched(answer, front.open_work)
 
 
 async def _prompts(front: Front, body: CompletionBody) -> tuple[list[list[int]], list[str]]:

@@ -20,6 +20,7 @@ from fourfold.server.generate import Generation, Job
 from fourfold.server.metrics import Metrics
 from fourfold.server.sampling import sibling_seed
 from fourfold.server.settings import ServerSettings
+from fourfold.server.stream import OpenWork
 from fourfold.server.wire import Body, BodyReader, GenerationBody
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import OutputProcessor
@@ -42,6 +43,7 @@ class Front:
     settings: ServerSettings
     template: ChatTemplate | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    open_work: OpenWork = field(default_factory=OpenWork)
     reader: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
 

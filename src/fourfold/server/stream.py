@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fourfold.server.errors import as_http, error_object, error_response
+from fourfold.server.errors import HTTPError, as_http, error_object, error_response
 
 log = logging.getLogger("fourfold.server")
 
@@ -31,19 +31,48 @@ class ClientGoneError(Exception):
     """The client closed its connection."""
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; if the client leaves first, `work` is cancelled and ClientGoneError raised."""
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
-    finally:
-        task.cancel()
-        watch.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+class ShutdownError(HTTPError):
+    """The server could not wait for this answer any longer."""
+
+    def __init__(self) -> None:
+        text = "the server is shutting down; send the request again"
+        super().__init__(
+            503, text, "service_unavailable_error", code="shutting_down", headers={"Retry-After": "1"}
+        )
+
+
+class OpenWork:
+    """The answers that are being worked on."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Ends all of them, and any later one, with ShutdownError."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def until_disconnect(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. If the client leaves first, it is cancelled and ClientGoneError raised."""
+        task = asyncio.create_task(work)
+        watch = asyncio.create_task(_disconnected(receive))
+        self._tasks.add(task)
+        try:
+            if self._ended:
+                raise ShutdownError
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            if task.cancelled():
+                raise ShutdownError
+            return task.result()
+        finally:
+            self._tasks.discard(task)
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -54,16 +83,19 @@ async def _disconnected(receive: Receive) -> None:
 class Watched(Response):
     """Sends the response that `work` makes, unless the client has gone by then."""
 
-    def __init__(self, work: Callable[[], Awaitable[Response]]) -> None:
+    def __init__(self, work: Callable[[], Awaitable[Response]], open_work: OpenWork) -> None:
         super().__init__()
         self._work = work
+        self._open = open_work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await until_disconnect(receive, self._answer())
+            response = await self._open.until_disconnect(receive, self._answer())
         except ClientGoneError:
             log.debug("client left before its answer was ready")
             return
+        except ShutdownError as error:
+            response = error_response(error)
         await response(scope, receive, send)
 
     async def _answer(self) -> Response:
@@ -83,17 +115,26 @@ class EventStream(Response):
         response with its own status; a later one an event {"error": ...} before [DONE].
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes], preamble: bytes, grace: float) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes], preamble: bytes, grace: float, open_work: OpenWork
+    ) -> None:
         super().__init__()
+        self._open = open_work
+        self._started = False
         self._chunks = chunks
         self._preamble = preamble
         self._grace = grace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self._stream(scope, receive, send))
+            await self._open.until_disconnect(receive, self._stream(scope, receive, send))
         except ClientGoneError:
             log.debug("client left before the end of its stream")
+        except ShutdownError as error:
+            if self._started:
+                await send({"type": "http.response.body", "body": _last_words(error), "more_body": False})
+            else:
+                await error_response(error)(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
@@ -103,6 +144,7 @@ class EventStream(Response):
                 if first.done() and (error := first.exception()) is not None:
                     await error_response(error)(scope, receive, send)
                     return
+                self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 await self._body(first, chunks, send)
             finally:
@@ -121,8 +163,12 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             end = b""
         except Exception as error:
-            end = b"data: " + error_object(as_http(error)) + b"\n\n" + DONE
+            end = _last_words(error)
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+def _last_words(error: Exception) -> bytes:
+    return b"data: " + error_object(as_http(error)) + b"\n\n" + DONE
 
 
 async def _next(chunks: AsyncGenerator[bytes]) -> bytes:

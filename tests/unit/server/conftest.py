@@ -59,9 +59,15 @@ def _running(engine: FakeClient, settings: ServerSettings) -> Iterator[Live]:
     started = threading.Event()
     host = Host(create_app(engine, engine.tokenizer, settings), settings, started.set)
 
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        await host.serve(sockets=[listener])
+
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(host.serve(sockets=[listener]))
+            runner.run(main())
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -69,8 +75,8 @@ def _running(engine: FakeClient, settings: ServerSettings) -> Iterator[Live]:
     try:
         yield Live(f"http://127.0.0.1:{port}", host, engine, thread)
     finally:
-        host.stop()
-        host.stop()
+        for _ in range(2):
+            loops[0].call_soon_threadsafe(host.stop)
         thread.join(10)
         assert not thread.is_alive()
 

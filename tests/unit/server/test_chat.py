@@ -252,7 +252,8 @@ async def test_unsupported_fields_are_named(
 
 async def test_harmless_values_pass(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     await post(
-        http, messages=USER, tools=[], tool_choice="none", modalities=["text"], response_format={"type": "text"},
+        http, messages=USER, tools=[], tool_choice="none", modalities=["text"],
+        response_format={"type": "text"},
         audio=None, store=False, service_tier="auto", metadata={"a": "b"},
         parallel_tool_calls=True, user="x",
         guided_json=None, n=1,

@@ -95,8 +95,9 @@ async def test_bad_prompts_are_named(
 
 async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: FakeClient) -> None:
     await post(
-        http, prompt="a", max_tokens=5, temperature=0.5, top_p=0.9, top_k=2**40, min_p=0.1, typical_p=0.8, seed=7,
-        presence_penalty=1, frequency_penalty=-1, repeat_penalty=1.1, logit_bias={"97": -100, "98": 5.5},
+        http, prompt="a", max_tokens=5, temperature=0.5, top_p=0.9, top_k=2**40, min_p=0.1, typical_p=0.8,
+        seed=7, presence_penalty=1, frequency_penalty=-1, repeat_penalty=1.1,
+        logit_bias={"97": -100, "98": 5.5},
         stop="x", stop_token_ids=[5], ignore_eos=True, min_tokens=2, skip_special_tokens=False,
         include_stop_str_in_output=True, priority=-3, user="someone",
     )  # fmt: skip
