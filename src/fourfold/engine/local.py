@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from fourfold.engine.loop import Engine
+from fourfold.engine.policy import check_request
 from fourfold.engine.streams import Stream, Streams
 from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
@@ -30,11 +31,13 @@ class LocalEngine:
     def generate(self, requests: Iterable[EngineRequest]) -> Iterator[EngineEvent]:
         """Events of all requests as they come. Leaving the iterator early aborts what is left.
 
-        A request that cannot be served raises InvalidRequestError before anything of it runs; those before
-        it are aborted. The queue's bound is respected by adding no more than fit.
+        Raises InvalidRequestError before anything runs if one of them cannot be served. The queue's bound is
+        respected by adding no more than fit.
         """
         engine = self.engine
         pending = deque(requests)
+        for request in pending:
+            check_request(request, engine.scheduler.limits)
         unfinished: set[str] = set()
         try:
             while pending or unfinished:

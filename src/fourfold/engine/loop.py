@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -58,6 +59,8 @@ class Engine:
             vocab_size=limits.vocab_size,
         )
         self._outbox: list[EngineEvent] = []
+        # Held while blocks and queues change, not while the backend runs: stats() sees a balanced ledger.
+        self._changing = threading.Lock()
         self._steps = 0
         self._step_seconds = 0.0
         self._backend_seconds = 0.0
@@ -77,11 +80,13 @@ class Engine:
             counters = self.scheduler.counters
             done = counters.prompt_tokens + counters.generation_tokens
             self.scheduler.tokens_per_second = done / self._step_seconds if self._step_seconds else 0.0
-        self.scheduler.add(request)
+        with self._changing:
+            self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
-        event = self.scheduler.abort(request_id)
+        with self._changing:
+            event = self.scheduler.abort(request_id)
         if event is not None:
             self._outbox.append(event)
 
@@ -89,7 +94,8 @@ class Engine:
         """One batch. If the backend raises, the requests of that batch end with an error; others go on."""
         started = time.perf_counter()
         events, self._outbox = self._outbox, []
-        batch = self.scheduler.next_batch()
+        with self._changing:
+            batch = self.scheduler.next_batch()
         if batch is None:
             events += self.scheduler.take_orphans()
             return events
@@ -101,10 +107,14 @@ class Engine:
             logger.exception(
                 "step %d failed; its %d requests end with an error", self._steps, len(batch.seq_tokens)
             )
-            events += self.scheduler.fail(f"the engine failed on this batch: {type(error).__name__}: {error}")
+            with self._changing:
+                events += self.scheduler.fail(
+                    f"the engine failed on this batch: {type(error).__name__}: {error}"
+                )
         else:
             self._backend_seconds += time.perf_counter() - running
-            events += self.scheduler.commit(batch, result)
+            with self._changing:
+                events += self.scheduler.commit(batch, result)
         self._steps += 1
         self._step_seconds += time.perf_counter() - started
         self._last_progress = time.monotonic()
@@ -114,11 +124,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
-        blocks = self.cache.ledger.counts()
+        with self._changing:
+            blocks = self.cache.ledger.counts()
+            running, waiting = scheduler.num_running, scheduler.num_waiting
         return EngineStats(
             step=self._steps,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            running=running,
+            waiting=waiting,
             free_blocks=blocks.free,
             cached_blocks=blocks.cached,
             live_blocks=blocks.live,

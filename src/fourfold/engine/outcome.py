@@ -55,7 +55,7 @@ def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepRe
         token = drawn[row]
         seq.tokens.append(token)
         event = EngineEvent(request_id=seq.request.request_id, token_ids=[token])
-        if token in seq.stop_ids and seq.output_len >= seq.min_tokens:
+        if token in seq.stop_ids:  # never drawn before min_tokens: the batch bans them until then
             event.finish_reason = "stop"
             event.stop_token = token
         elif len(seq.tokens) >= seq.max_total:

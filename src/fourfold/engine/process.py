@@ -93,6 +93,9 @@ def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
         events = engine.step() if engine.has_work else []
         if events or refused:
             outbox.send(Output(events, refused))
+            if not engine.has_work:
+                # The next one by the clock would show requests as running that have ended.
+                outbox.send(Heartbeat(engine.stats()))
 
 
 def main() -> int:

@@ -215,10 +215,7 @@ class RemoteEngine:
                 if stream is not None:
                     self._streams.fail(stream, refused.error())
         elif isinstance(report, Heartbeat):
-            idle = not (report.stats.running or report.stats.waiting)
-            if idle or report.stats.step != self._stats.step:
-                self._progressed = self._heard
-            self._stats = report.stats
+            self._on_heartbeat(report.stats)
         elif isinstance(report, Ready):
             self._on_ready(report.model)
         elif isinstance(report, Progress):
@@ -226,6 +223,13 @@ class RemoteEngine:
                 self._on_progress(report.stage, report.fraction)
         else:
             self._on_load_failed(report)
+
+    def _on_heartbeat(self, stats: EngineStats) -> None:
+        if (stats.step, stats.aborted) < (self._stats.step, self._stats.aborted):
+            return  # two threads send them, so an older one may come second
+        if stats.step > self._stats.step or not (stats.running or stats.waiting):
+            self._progressed = self._heard
+        self._stats = stats
 
     def _on_ready(self, model: ModelInfo) -> None:
         self._state, self._reason, self._model = _State.READY, "", model

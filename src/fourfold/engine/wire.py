@@ -98,7 +98,10 @@ class Output(msgspec.Struct, tag="output", omit_defaults=True):
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
-    """Sent by a thread of its own, so it comes during long steps too; progress shows in stats.step."""
+    """Sent by a thread of its own, so it comes during long steps too, and when the work is done.
+
+    Progress shows in stats.step.
+    """
 
     stats: EngineStats
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from fourfold.engine.batch import Batch
 from fourfold.engine.local import LocalEngine, ThreadedEngine
 from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
-from fourfold.types import EngineEvent, EngineRequest
+from fourfold.types import EngineEvent, EngineRequest, EngineStats
 
 from .fake_backend import FakeBackend
 from .helpers import check, make_engine, request, run, tokens
@@ -44,6 +45,7 @@ def test_a_bad_request_in_generate_leaves_nothing_behind() -> None:
     engine = make_engine()
     with pytest.raises(InvalidRequestError):
         list(LocalEngine(engine).generate([request("good", [1]), request("bad", [])]))
+    assert engine.stats().step == 0
     assert not engine.has_work
     assert engine.stats().live_blocks == 0
 
@@ -89,6 +91,31 @@ def test_leaving_and_aborting_in_the_thread() -> None:
         await client.close()
 
     asyncio.run(main())
+
+
+def test_statistics_read_from_another_thread_always_balance() -> None:
+    engine = make_engine(FakeBackend(num_blocks=30), max_num_batched_tokens=32)
+    stop = threading.Event()
+    wrong: list[EngineStats] = []
+
+    def watch() -> None:
+        while not stop.is_set():
+            stats = engine.stats()
+            if stats.free_blocks + stats.cached_blocks + stats.live_blocks != stats.total_blocks:
+                wrong.append(stats)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run(
+            engine,
+            *(request(f"r{i}", [i % 7, 2, 3, 4, 5, 6], max_tokens=20) for i in range(40)),
+            checked=False,
+        )
+    finally:
+        stop.set()
+        watcher.join()
+    assert wrong == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

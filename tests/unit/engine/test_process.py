@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -151,6 +152,38 @@ def test_leaving_early_aborts_in_the_engine() -> None:
                 await task
             await until(lambda: quiet(client), 2)
             assert (await client.stats()).aborted == 4
+
+    asyncio.run(main())
+
+
+def test_many_requests_with_random_aborts_leave_nothing_live() -> None:
+    rng = random.Random(3)
+
+    async def one(client: RemoteEngine, i: int) -> int:
+        leave_after = rng.choice([0, 1, 5, None, None])
+        await asyncio.sleep(rng.random() / 2)
+        stream = client.submit(request(f"r{i}", [i % 7, 2, 3, 4, 5, 6, 7], max_tokens=rng.randint(1, 30)))
+        count = 0
+        async for event in stream:
+            count += len(event.token_ids)
+            if leave_after is not None and count > leave_after:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        return count
+
+    async def main() -> None:
+        async with engine("none", num_kv_blocks=150) as client:
+            counts = await asyncio.gather(*(one(client, i) for i in range(500)))
+            assert min(counts) >= 1
+
+            async def all_ended() -> bool:
+                stats = await client.stats()
+                return stats.finished + stats.aborted == 500
+
+            await until(all_ended, 3)
+            stats = await client.stats()
+            assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 150
+            assert (stats.running, stats.waiting, stats.live_blocks) == (0, 0, 0)
 
     asyncio.run(main())
 

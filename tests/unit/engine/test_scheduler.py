@@ -415,6 +415,27 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     assert [events[f"r{i}"][0].cached_tokens for i in range(8)] == [0] + [96] * 7
 
 
+def test_those_who_wait_for_a_shared_prefix_take_no_slot() -> None:
+    engine = make_engine(max_num_batched_tokens=64, max_num_seqs=2)
+    for i in range(3):
+        engine.add(request(f"same{i}", prompt(1, 20)))
+    engine.add(request("different", prompt(2, 20)))
+    assert {event.request_id for event in engine.step()} == {"same0", "different"}
+
+
+def test_draws_are_counted_by_output_whatever_the_prompt_and_preemptions() -> None:
+    counters: dict[int, list[int]] = {}
+
+    def note(batch: Batch) -> None:
+        for sample in batch.samples:
+            counters.setdefault(int(sample["seed"]), []).append(int(sample["counter"]))
+
+    engine = make_engine(FakeBackend(num_blocks=9, hook=note), max_num_batched_tokens=16)
+    run(engine, *(request(f"r{i}", prompt(i, 9), temperature=1.0, seed=i, max_tokens=20) for i in range(3)))
+    assert engine.stats().preemptions > 0
+    assert counters == {i: list(range(20)) for i in range(3)}
+
+
 def test_without_prefix_caching_everything_is_computed_and_nothing_kept() -> None:
     backend = FakeBackend()
     engine = make_engine(backend, prefix_caching=False)
