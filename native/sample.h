@@ -33,7 +33,7 @@ struct SampleOutputs {  // arrays over logit rows
   int32_t* top_ids;     // [rows, top_width]
   float* top_logprobs;  // [rows, top_width]
   int32_t top_width;
-  uint8_t* status;  // 0 fine, 1 not all finite
+  uint8_t* status;  // 0 fine, 1 not all finite, 2 masks and bans left no token
 };
 
 }  // namespace ff
