@@ -47,8 +47,11 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
         self._loop: asyncio.AbstractEventLoop | None = None
+        # -P: modules are not looked for in the directory the user happens to be in.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fourfold.engine.process"], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", "fourfold.engine.process"],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         start = Start(
             config=config,

@@ -38,7 +38,9 @@ KVEventSink = Callable[[KVEvent], None]
 
 def root_digest(salt: str) -> bytes:
     """Digest of the empty prefix of one salt. BLAKE2b: the same in every process and machine."""
-    return hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"fourfold-root").digest()
+    return hashlib.blake2b(
+        salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"fourfold-root"
+    ).digest()
 
 
 def block_digest(parent: bytes, key: bytes) -> bytes:
