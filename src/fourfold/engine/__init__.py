@@ -1,1 +1,1 @@
-"""The engine: scheduler, KV cache and loop over a Backend; in this process, a thread, or a process of its own."""
+"""The engine: scheduler, KV cache and loop over a Backend; in this process or in one of its own."""
