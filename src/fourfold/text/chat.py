@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"
-"""Stands at the end of the message to be continued while rendering; private-use characters, which no template writes."""
+"""Ends the message to be continued while rendering; no template writes private-use characters."""
 _PROBE = "\ue0f3probe\ue0f4"
 
 Message = Mapping[str, Any]
@@ -51,8 +51,8 @@ class ChatTemplate:
         source = templates.get("default")
         if source is None:
             raise InvalidRequestError(
-                "this model has no chat template, so chat messages cannot be turned into a prompt; give one with "
-                "--chat-template FILE, or use /v1/completions with a plain prompt"
+                "this model has no chat template, so chat messages cannot be turned into a prompt; "
+                "give one with --chat-template FILE, or use /v1/completions with a plain prompt"
             )
         return cls(source, special, templates.get("tool_use"))
 
@@ -86,20 +86,20 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Encode it with parse_special; a BOS that it begins with is not doubled by Tokenizer.encode.
+        """The prompt. Tokenizer.encode does not double a BOS that it begins with.
 
-        messages: OpenAI messages. Content may be text, a list of {"type": "text", "text": ...} (handed to templates
-            that read lists, otherwise joined by newlines), or None beside tool calls. Arguments of tool calls given
-            as JSON text are handed over parsed.
+        messages: OpenAI messages. Content may be text, a list of {"type": "text", "text": ...} (handed to
+            templates that read lists, otherwise joined by newlines), or None beside tool calls. Arguments of
+            tool calls given as JSON text are handed over parsed.
         continue_final_message: the prompt ends in the last message's text, without an end-of-turn mark.
         variables: more names for the template (chat_template_kwargs).
-        Raises InvalidRequestError: the template's own refusal, an error or too much work in it, a malformed message,
-            both add_generation_prompt and continue_final_message.
+        Raises InvalidRequestError: the template's own refusal, an error or too much work in it, a malformed
+            message, both add_generation_prompt and continue_final_message.
         """
         if add_generation_prompt and continue_final_message:
             raise InvalidRequestError(
-                "add_generation_prompt and continue_final_message exclude each other: an answer is either begun or "
-                "continued; set add_generation_prompt to false to continue",
+                "add_generation_prompt and continue_final_message exclude each other: an answer is either "
+                "begun or continued; set add_generation_prompt to false to continue",
                 "continue_final_message",
             )
         if not messages:
@@ -107,7 +107,7 @@ class ChatTemplate:
         clash = _RESERVED & set(variables or ())
         if clash:
             raise InvalidRequestError(
-                f"chat_template_kwargs must not contain {sorted(clash)[0]!r}, which is set by the request itself",
+                f"chat_template_kwargs must not contain {sorted(clash)[0]!r}; the request itself sets it",
                 "chat_template_kwargs",
             )
         prepared = [self._prepare(message, index) for index, message in enumerate(messages)]
@@ -171,7 +171,8 @@ class ChatTemplate:
             )
         elif not isinstance(content, str):
             raise InvalidRequestError(
-                f"messages[{index}].content must be a string or a list of parts, got {type(content).__name__}",
+                f"messages[{index}].content must be a string or a list of parts, "
+                f"got {type(content).__name__}",
                 f"messages[{index}].content",
             )
         if message.get("tool_calls"):
@@ -210,7 +211,7 @@ def _part_text(part: Any, index: int, at: int) -> str:
 
 
 def _parsed_call(call: Any, index: int) -> Any:
-    """The call with its arguments as an object: OpenAI sends them as JSON text, templates print them as JSON."""
+    """The call with its arguments as an object: OpenAI sends JSON text, templates print objects as JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise InvalidRequestError(

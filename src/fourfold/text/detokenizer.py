@@ -15,9 +15,9 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """Turns a stream of token ids into text that never ends in half a character.
 
-    The pieces joined are the decoding of all ids at once, however the ids were cut (design rule 6): tokens stand for
-    bytes, and an incremental UTF-8 decoder keeps back the beginning of an unfinished character. Bytes that can never
-    become a character are shown as U+FFFD as soon as that is certain.
+    The pieces joined are the decoding of all ids at once, however the ids were cut (design rule 6): tokens
+    stand for bytes, and an incremental UTF-8 decoder keeps back the beginning of an unfinished character.
+    Bytes that can never become a character are shown as U+FFFD as soon as that is certain.
 
     keep_leading_space: the text continues another one, so that a first space belongs to it.
     """
@@ -33,7 +33,7 @@ class Detokenizer:
         self._decoder = _new_decoder("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete, possibly empty. Raises InvalidRequestError for an id without a token."""
+        """The text that `ids` complete, maybe none. Raises InvalidRequestError for an id without a token."""
         token_bytes = self._token_bytes
         skip = self._skip
         data = b"".join([token_bytes(id) for id in ids if id not in skip])

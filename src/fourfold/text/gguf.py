@@ -19,12 +19,12 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 
 END_OF_TURN = frozenset(
     {
-        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-        "<EOT>", "<|EOT|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
+        "<|end_of_text|>", "<EOT>", "<|EOT|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
     }
 )  # fmt: skip
-"""Control tokens that end an answer by their name. GGUF has no generation config, and most files name only one EOS:
-Gemma's names <eos>, while its turns end in <end_of_turn>."""
+"""Control tokens that end an answer by their name. GGUF has no generation config, and most files name only
+one EOS: Gemma's names <eos>, while its turns end in <end_of_turn>."""
 
 
 def load_gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
@@ -147,7 +147,8 @@ class _Loader:
         pre = PRE_TOKENIZERS.get(name)
         if pre is None:
             raise LoadError(
-                f"{self._path}: {_PREFIX}pre names the pre-tokenizer {name!r}; known are {', '.join(sorted(PRE_TOKENIZERS))}"
+                f"{self._path}: {_PREFIX}pre names the pre-tokenizer {name!r}; known are "
+                f"{', '.join(sorted(PRE_TOKENIZERS))}"
             )
         merges = get_strings(self._meta, _PREFIX + "merges")
         try:

@@ -29,7 +29,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
     """One token with its log-probability.
 
     token: its text; U+FFFD for bytes that are no whole character.
-    text_offset: where its text begins, in characters of the decoded text of the sequence (plus the base offset).
+    text_offset: where its text begins, in characters of the sequence's decoded text (plus the base offset).
     rank: 1 for the most likely token; 0 if unknown.
     """
 
@@ -47,8 +47,8 @@ class Delta(msgspec.Struct):
 
     text: may be empty while a character or a possible stop string is unfinished.
     token_ids: tokens taken, those without text included; what came after a stop string is left out.
-    stop_reason: the stop string, or the id of stop_token_ids, that ended the answer; None for EOS and for length.
-    done: nothing more will come. True with finish_reason "stop" before the engine said so: abort the request there.
+    stop_reason: the stop string, or the id of stop_token_ids, that ended the answer; None for EOS and length.
+    done: nothing more will come. When the engine has not said so yet, abort the request there.
     """
 
     text: str
@@ -101,8 +101,8 @@ class OutputProcessor:
     """
 
     __slots__ = (
-        "_count", "_detokenizer", "_done", "_matcher", "_min_tokens", "_sampling", "_stop_ids", "_text_offset",
-        "_tokenizer",
+        "_count", "_detokenizer", "_done", "_matcher", "_min_tokens", "_sampling", "_stop_ids",
+        "_text_offset", "_tokenizer",
     )  # fmt: skip
 
     def __init__(
@@ -139,8 +139,8 @@ class OutputProcessor:
     ) -> Delta:
         """The next tokens of the sequence, in any cut. finished: the engine's reason, with the last ones.
 
-        A token that ended the answer (EOS or of stop_token_ids) is the last of token_ids; its text is not shown,
-        unless include_stop_str_in_output. After a delta with done, everything else is ignored.
+        A token that ended the answer (EOS or of stop_token_ids) is the last of token_ids; its text is not
+        shown, unless include_stop_str_in_output. After a delta with done, everything else is ignored.
         """
         if self._done:
             return Delta("", [], done=True)

@@ -1,8 +1,8 @@
 """Jinja2 for templates nobody has read: a sandbox that also bounds time and memory.
 
-Jinja's sandbox keeps a template away from Python's internals, but not from looping for hours or building strings of
-gigabytes. Here every loop iteration, call and operator is charged to a budget, and everything a template can make
-larger (strings, lists and what is nested in them) is measured before or as it is made.
+Jinja's sandbox keeps a template away from Python's internals, but not from looping for hours or building
+strings of gigabytes. Here every loop iteration, call and operator is charged to a budget, and everything a
+template can make larger (strings, lists and what is nested in them) is measured before or as it is made.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_replace(text: str, old: str, new: str) -> None:
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with calls and operators charged. Values are immutable, attributes with underscores hidden."""
+    """The sandbox, with calls and operators charged. Values are immutable, private attributes hidden."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
@@ -122,7 +122,7 @@ class Environment(ImmutableSandboxedEnvironment):
             _check_format(left)
         return _measured(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _budget.get().step()
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
@@ -147,7 +147,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """The block {% generation %} of Hugging Face templates, which marks the assistant's tokens for training."""
+    """The block {% generation %} of Hugging Face templates, which marks what the assistant said."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja declares it so)
 
@@ -183,17 +183,15 @@ class _Charger:
             return self._filtered(value, "fourfold_measured")
         return value
 
-    def _filtered(self, node: nodes.Expr, name: str) -> nodes.Filter:
-        made = self._like(nodes.Filter(node, name, [], [], None, None), node)
-        assert isinstance(made, nodes.Filter)
-        return made
+    def _filtered(self, node: nodes.Node, name: str) -> nodes.Node:
+        return self._like(nodes.Filter(node, name, [], [], None, None), node)
 
     @staticmethod
     def _constant(items: list[nodes.Expr]) -> bool:
         return all(isinstance(item, nodes.Const) for item in items)
 
     @staticmethod
-    def _like(made: nodes.Expr, model: nodes.Node) -> nodes.Expr:
+    def _like(made: nodes.Node, model: nodes.Node) -> nodes.Node:
         made.lineno = model.lineno
         made.environment = model.environment
         return made
@@ -248,14 +246,16 @@ def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
 
 def _format(template: str, *args: Any, **kwargs: Any) -> str:
     _check_format(template)
-    return template % _measured(kwargs or args)
+    text: str = template % _measured(kwargs or args)
+    return text
 
 
 @pass_eval_context
 def _join(context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
     parts = _measured(list(value))
     _check_size(len(parts) * len(d))
-    return do_join(context, parts, d, attribute)
+    text: str = do_join(context, parts, d, attribute)
+    return text
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold import _native
 from fourfold.text.tokenizer import utf8
 
 
@@ -25,7 +24,9 @@ class SpmEncoder:
         add_space_prefix: bool,
         strip_after: list[int],
     ) -> None:
-        self._native = _native.SpmTokenizer(
+        from fourfold import _native  # vocabularies of the other kind work without the native module
+
+        self._merger = _native.SpmTokenizer(
             texts,
             np.ascontiguousarray(scores),
             np.ascontiguousarray(kinds),
@@ -35,5 +36,5 @@ class SpmEncoder:
         )
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        ids: list[int] = self._native.encode(utf8(text), parse_special)
+        ids: list[int] = self._merger.encode(utf8(text), parse_special)
         return ids

@@ -69,8 +69,8 @@ def compile_stops(stops: tuple[str, ...]) -> StopStrings:
 class StopMatcher:
     """Passes text through until a stop string appears, holding back only what may still become one.
 
-    The first stop string to be complete ends the text; of several complete at the same character, the longest. So
-    the result does not depend on how the text was cut (design rule 6).
+    The first stop string to be complete ends the text; of several complete at the same character, the
+    longest. So the result does not depend on how the text was cut (design rule 6).
     """
 
     __slots__ = ("_held", "_node", "_stops")
@@ -83,8 +83,8 @@ class StopMatcher:
     def push(self, text: str, armed: bool = True) -> tuple[str, str | None]:
         """Text that is safe to show, and the stop string that has ended it.
 
-        The stop string is not part of the text; nothing may be pushed after it. armed: False while stop strings
-        that become complete are to be taken as ordinary text.
+        The stop string is not part of the text; nothing may be pushed after it. armed: False while stop
+        strings that become complete are to be taken as ordinary text.
         """
         stops = self._stops
         if stops.first is None:

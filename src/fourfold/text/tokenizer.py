@@ -79,8 +79,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.
 
-        add_special_tokens: also what the model wants around a text, mostly BOS. A text that already begins with
-            BOS (a rendered chat template) does not get a second one.
+        add_special_tokens: also what the model wants around a text, mostly BOS. A text that already begins
+            with BOS (a rendered chat template) does not get a second one.
         parse_special: control tokens written out in the text become their ids; otherwise they are plain text.
         Raises InvalidRequestError if the text has a lone surrogate.
         """
@@ -93,7 +93,10 @@ class Tokenizer:
         return [*prefix, *ids, *self.spec.suffix_ids]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises InvalidRequestError for an id without a token."""
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
+
+        Raises InvalidRequestError for an id without a token.
+        """
         detokenizer = Detokenizer(self, skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.finish()
 

@@ -44,7 +44,8 @@ LLAMA3 = """\
             {{- raise_exception("This model only supports single tool-calls at once!") }}
         {%- endif %}
         {%- set call = message.tool_calls[0].function %}
-        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", "parameters": ' }}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}
         {{- call.arguments | tojson }}
         {{- "}<|eot_id|>" }}
     {%- else %}

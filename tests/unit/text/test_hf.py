@@ -170,7 +170,7 @@ def test_chat_templates(tmp_path: Path) -> None:
 
 
 def test_directories_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="has no tokenizer.json; copy it"):
+    with pytest.raises(LoadError, match=r"has no tokenizer\.json; copy it"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0b")
     with pytest.raises(LoadError, match=r"tokenizer\.model; convert it"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -102,14 +103,18 @@ def test_placeholders_at_the_end_are_no_tokens() -> None:
 def test_ids_without_token_are_refused(id: int) -> None:
     # B16
     for tokenizer in (small_bpe(), small_spm()):
-        for use in (tokenizer.token_bytes, tokenizer.token_text, lambda id: tokenizer.check_ids([id])):
+        for use in (
+            tokenizer.token_bytes,
+            tokenizer.token_text,
+            lambda id, tokenizer=tokenizer: tokenizer.check_ids([id]),
+        ):
             with pytest.raises(InvalidRequestError, match=f"token id {id} does not exist"):
                 use(id)
 
 
 def test_lone_surrogate_is_an_invalid_request() -> None:
     for tokenizer in (small_bpe(), small_spm()):
-        with pytest.raises(InvalidRequestError, match="lone surrogate.*at character 1"):
+        with pytest.raises(InvalidRequestError, match=r"lone surrogate.*at character 1"):
             tokenizer.encode("a\ud800")
 
 
@@ -236,11 +241,7 @@ def _reference_spm(words: tuple[str, ...], text: str) -> list[str]:
     rank = {word: index for index, word in enumerate(words)}
     symbols = list(text.replace(" ", "▁"))
     while True:
-        pairs = [
-            (rank[a + b], at)
-            for at, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False))
-            if a + b in rank
-        ]
+        pairs = [(rank[a + b], at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in rank]
         if not pairs:
             return symbols
         _, at = heapq.nsmallest(1, pairs)[0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fourfold.errors import LoadError
@@ -82,7 +83,7 @@ def _transformers(path: Path):  # type: ignore[no-untyped-def]
     return transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3-270m", marks=pytest.mark.slow)])
 def test_same_as_transformers(name: str) -> None:
     ours = real(name)
     theirs = _transformers(model_path(name))
@@ -113,22 +114,29 @@ def test_gemma_adds_no_space_after_a_special_token() -> None:
     assert [gemma.token_text(id) for id in ids[:3]] == ["<start_of_turn>", "user", "\n"]
 
 
-def _round_trip(tokenizer: Tokenizer, text: str) -> None:
-    assert (
-        tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+@cache
+def _spellable(tokenizer: Tokenizer) -> frozenset[bytes]:
+    """Single bytes that have a token; some byte-level vocabularies lack what their training text lacked."""
+    return frozenset(
+        tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(id)) == 1
     )
 
 
-# U+2581 is how SentencePiece writes a space, so it alone cannot come back as itself; and some vocabularies have no
-# token for the bytes of planes that Unicode has not assigned.
-UNICODE = st.text(st.characters(exclude_categories=("Cs", "Cn", "Co"), exclude_characters="▁"), max_size=40)
+def _round_trip(tokenizer: Tokenizer, text: str) -> None:
+    assume({bytes([byte]) for byte in text.encode()} <= _spellable(tokenizer))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+# U+2581 is how SentencePiece writes a space, so it alone cannot come back as itself.
+UNICODE = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁"), max_size=40)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_round_trip_of_any_text(name: str) -> None:
     tokenizer = real(name)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(UNICODE)
     def check(text: str) -> None:
         _round_trip(tokenizer, text)
@@ -140,7 +148,7 @@ def test_round_trip_of_any_text(name: str) -> None:
 def test_round_trip_with_small_vocabularies(name: str) -> None:
     tokenizer = vocabulary(name)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
     @given(UNICODE)
     def check(text: str) -> None:
         if not (name == "phi-3" and "<|" in text):
