@@ -31,40 +31,45 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked request. echoes: the text of each prompt, if it is to be given back.
+class Source:
+    """One prompt. text: what echo gives back.  hidden: tokens of `ids` that stand for nothing in it (a BOS that was
+    put before a text)."""
 
-    hidden: tokens of prompts that stand for no text in the echo.
-    """
+    ids: list[int]
+    text: str
+    hidden: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request."""
 
     head: dict[str, Any]
-    prompts: list[list[int]]
-    echoes: list[str] | None
+    prompts: list[Source]
+    echo: bool
     n: int
     best_of: int
     names: TokenNames
     logprobs: bool
     prompt_logprobs: bool
-    hidden: Collection[int]
 
     def prompt_infos(self, index: int, choice: Choice) -> list[TokenInfo | None]:
         """Raises RuntimeError if the engine did not do what it was asked."""
-        ids = self.prompts[index // self.n]
+        prompt = self.prompts[index // self.n]
         if choice.prompt_logprobs is None:
             raise RuntimeError("the engine sent no prompt logprobs though they were asked for")
-        return prompt_infos(self.names.tokenizer, ids, choice.prompt_logprobs, self.hidden)
+        return prompt_infos(self.names.tokenizer, prompt.ids, choice.prompt_logprobs, prompt.hidden)
 
     def text_and_logprobs(
         self, index: int, choice: Choice, *, echo: bool
     ) -> tuple[str, dict[str, Any] | None]:
         """What `choice` says, after the prompt if `echo`."""
-        echoes = echo and self.echoes is not None
-        prompt = index // self.n
-        text = (self.echoes[prompt] if echoes and self.echoes else "") + choice.text
+        prompt = self.prompts[index // self.n]
+        text = prompt.text + choice.text if echo else choice.text
         if not self.logprobs:
             return text, None
-        before = self.prompt_infos(index, choice) if echoes else []
-        return text, completion_logprobs(self.names, [*before, *choice.logprobs], self.prompts[prompt][0])
+        before = self.prompt_infos(index, choice) if echo else []
+        return text, completion_logprobs(self.names, [*before, *choice.logprobs], prompt.ids[0])
 
 
 async def completions(front: Front, request: Request) -> Response:
@@ -82,10 +87,10 @@ async def completions(front: Front, request: Request) -> Response:
     sampling = sampling_params(body, max_tokens=body.max_tokens, logprobs=logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
-    prompts, texts = await _prompts(front, body)
+    prompts = await _prompts(front, body)
     to_continue = [
-        Prompt(ids, continues_text=True, echoed=len(text) if body.echo else 0)
-        for ids, text in zip(prompts, texts, strict=True)
+        Prompt(prompt.ids, continues_text=True, echoed=len(prompt.text) if body.echo else 0)
+        for prompt in prompts
     ]
     ask = Ask.of(request, body, "prompt", DEFAULT_MAX_TOKENS)
     jobs = front.jobs(to_continue, sampling, ask, best_of)
@@ -98,13 +103,12 @@ async def completions(front: Front, request: Request) -> Response:
             "model": model,
         },
         prompts=prompts,
-        echoes=texts if body.echo else None,
+        echo=bool(body.echo),
         n=n,
         best_of=best_of,
         names=TokenNames(front.tokenizer, bool(body.return_tokens_as_token_ids)),
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
-        hidden=front.tokenizer.spec.prefix_ids,
     )
     if body.stream:
         head = encode(asked.head)[:-1]
@@ -117,8 +121,8 @@ async def completions(front: Front, request: Request) -> Response:
     return Watched(answer, front.open_work)
 
 
-async def _prompts(front: Front, body: CompletionBody) -> tuple[list[list[int]], list[str]]:
-    """Token ids and text of every prompt. Raises InvalidRequestError."""
+async def _prompts(front: Front, body: CompletionBody) -> list[Source]:
+    """Every prompt of the request. Raises InvalidRequestError."""
     prompt = body.prompt
     if prompt is None:
         raise InvalidRequestError("prompt is required", "prompt")
@@ -138,16 +142,16 @@ async def _prompts(front: Front, body: CompletionBody) -> tuple[list[list[int]],
             "prompt",
         )
     special = body.add_special_tokens is not False
-    ids, texts = [], []
+    sources = []
     for item in items:
         if isinstance(item, str):
-            ids.append(await front.encode(item, add_special_tokens=special))
-            texts.append(item)
+            ids = await front.encode(item, add_special_tokens=special)
+            sources.append(Source(ids, item, front.tokenizer.spec.prefix_ids))
         else:
-            checked = front.check_ids(item, "prompt")
-            ids.append(checked)
-            texts.append(front.tokenizer.decode(checked, skip_special_tokens=False) if body.echo else "")
-    return ids, texts
+            ids = front.check_ids(item, "prompt")
+            text = front.tokenizer.decode(ids, skip_special_tokens=False) if body.echo else ""
+            sources.append(Source(ids, text))
+    return sources
 
 
 async def _answer(asked: Asked, generation: Generation, count: int) -> Response:
@@ -174,7 +178,7 @@ def _best(asked: Asked, choices: list[Choice]) -> list[Choice]:
 
 
 def _choice(asked: Asked, index: int, choice: Choice) -> dict[str, Any]:
-    text, logprobs = asked.text_and_logprobs(index, choice, echo=True)
+    text, logprobs = asked.text_and_logprobs(index, choice, echo=asked.echo)
     result = {
         "index": index,
         "text": text,
@@ -188,7 +192,7 @@ def _choice(asked: Asked, index: int, choice: Choice) -> dict[str, Any]:
 
 
 def _chunk_content(asked: Asked, count: int) -> Callable[[int, Choice], bytes | None]:
-    echo_due = [asked.echoes is not None] * count
+    echo_due = [asked.echo] * count
 
     def content(index: int, choice: Choice) -> bytes | None:
         if not (choice.text or choice.finish_reason or echo_due[index]):

@@ -48,9 +48,7 @@ def chat_content(names: TokenNames, infos: Iterable[TokenInfo]) -> list[dict[str
     ]
 
 
-def completion_logprobs(
-    names: TokenNames, infos: Iterable[TokenInfo | None], first: int | None
-) -> dict[str, Any]:
+def completion_logprobs(names: TokenNames, infos: Iterable[TokenInfo | None], first: int) -> dict[str, Any]:
     """choices[].logprobs of a completion: four lists with one entry per token.
 
     infos: None only for the first token of a prompt, which has no logprob; `first` is its id.
@@ -60,7 +58,7 @@ def completion_logprobs(
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for info in infos:
         if info is None:
-            result["tokens"].append("" if first is None else names.name(first))
+            result["tokens"].append(names.name(first))
             result["text_offset"].append(0)
             result["token_logprobs"].append(None)
             result["top_logprobs"].append(None)

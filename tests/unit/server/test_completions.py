@@ -276,6 +276,12 @@ async def test_echo_without_tokens(http: httpx.AsyncClient) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+async def test_echo_of_token_ids_shows_all_of_them(http: httpx.AsyncClient) -> None:
+    choice = (await post(http, prompt=[263, 261], echo=True, max_tokens=1, logprobs=0))["choices"][0]
+    assert choice["text"] == "<|bos|>abHello"
+    assert choice["logprobs"]["text_offset"] == [0, 7, 9]
+
+
 async def test_echo_as_evaluation_harnesses_ask(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
     """B26: entries == prompt tokens + 1; offsets point at the tokens' text."""
     ids = tokenizer.encode("Hello wörld ab", add_special_tokens=False)
