@@ -39,7 +39,8 @@ void make(SpmTokenizer* self, const nb::list& tokens, Vector<float> scores, Vect
   texts.reserve(count, count * 8);
   for (size_t i = 0; i < count; ++i) {
     Py_ssize_t size = 0;
-    const char* data = PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(tokens.ptr(), static_cast<Py_ssize_t>(i)), &size);
+    const char* data =
+        PyUnicode_AsUTF8AndSize(PyList_GET_ITEM(tokens.ptr(), static_cast<Py_ssize_t>(i)), &size);
     if (data == nullptr) throw nb::python_error();
     texts.add(std::string_view(data, static_cast<size_t>(size)));
   }
@@ -65,7 +66,9 @@ void bind_text(nb::module_& m) {
                            "SentencePiece-style tokenizer: merging by score, byte fallback, special tokens.")
       .def("__init__", &make, nb::arg("tokens"), nb::arg("scores"), nb::arg("types"), nb::arg("unknown_id"),
            nb::arg("add_space_prefix"), nb::arg("strip_after"),
-           "tokens: list of str; scores: float32 [V]; types: uint8 [V] (tokenizer.ggml.token_type); unknown_id: -1 "
+           "tokens: list of str; scores: float32 [V]; types: uint8 [V] (tokenizer.ggml.token_type); "
+           "unknown_id: -1 "
            "for none.")
-      .def("encode", &encode, nb::arg("text"), nb::arg("parse_special"), "Ids of valid UTF-8 text, as a list.");
+      .def("encode", &encode, nb::arg("text"), nb::arg("parse_special"),
+           "Ids of valid UTF-8 text, as a list.");
 }

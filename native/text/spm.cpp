@@ -167,7 +167,9 @@ int32_t SpmTokenizer::find(std::string_view text) const {
 }
 
 void SpmTokenizer::encode(std::string_view text, bool parse_special, std::vector<int32_t>& ids) const {
-  const auto allowed = [&](int32_t token) { return parse_special || types_[token] == TokenType::kUserDefined; };
+  const auto allowed = [&](int32_t token) {
+    return parse_special || types_[token] == TokenType::kUserDefined;
+  };
   bool after_special = true;
   size_t start = 0;
   size_t at = 0;

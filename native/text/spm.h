@@ -1,8 +1,9 @@
-// SentencePiece-style tokenization: merge the best-scored neighbours until nothing merges, bytes for the rest.
+// SentencePiece-style tokenization: merge the best-scored neighbours until nothing merges, bytes for the
+// rest.
 //
-// The segmentation is that of SentencePiece's BPE mode (Kudo and Richardson 2018): characters are merged pair by
-// pair, highest score first and leftmost among equals. A heap of candidate pairs over a doubly linked list of
-// symbols makes it O(n log n) in the characters of the text.
+// The segmentation is that of SentencePiece's BPE mode (Kudo and Richardson 2018): characters are merged pair
+// by pair, highest score first and leftmost among equals. A heap of candidate pairs over a doubly linked list
+// of symbols makes it O(n log n) in the characters of the text.
 #pragma once
 
 #include <cstddef>
@@ -85,9 +86,9 @@ class SpecialTrie {
 
 class SpmTokenizer {
  public:
-  // scores and types: one per token. add_space_prefix: a space goes before the text's beginning and after each
-  // special token. strip_after: tokens that swallow the white space to their right. Texts, scores and types
-  // must have the same size, which the caller has checked.
+  // scores and types: one per token. add_space_prefix: a space goes before the text's beginning and after
+  // each special token. strip_after: tokens that swallow the white space to their right. Texts, scores and
+  // types must have the same size, which the caller has checked.
   SpmTokenizer(TokenTexts texts, std::vector<float> scores, std::vector<TokenType> types, int32_t unknown_id,
                bool add_space_prefix, const std::vector<int32_t>& strip_after);
 
