@@ -32,8 +32,11 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prompt. text: what echo gives back.  hidden: tokens of `ids` that stand for nothing in it (a BOS that was
-    put before a text)."""
+    """One prompt.
+
+    text: what echo gives back.
+    hidden: tokens of `ids` that stand for nothing in it (a BOS that was put before a text).
+    """
 
     ids: list[int]
     text: str
