@@ -43,10 +43,11 @@ struct PrepareArgs {  // x -> norm(x) in the forms asked for
 };
 
 struct MatmulOut {
-  float* out;
+  float* out;  // element (row_base, column_base) of the product
   size_t stride;
+  int32_t row_base = 0, column_base = 0;
   const float* bias = nullptr;      // [n]
-  const float* residual = nullptr;  // may alias out
+  const float* residual = nullptr;  // element (0, 0); may alias out
   size_t residual_stride = 0;
   const float* gate = nullptr;  // out = act(gate) * y; [rows, gate_stride], its first row and column are those of the block
   size_t gate_stride = 0;

@@ -46,7 +46,7 @@ static FF_INLINE void finish(const MatmulArgs& a, F y, int row, int tile, int bl
   if (o.bias) y = add(y, load_n(o.bias + column, n));
   if (o.softcap != 0.0f) y = mul(set1(o.softcap), tanh(div(y, set1(o.softcap))));
   if (o.gate) y = mul(activate(o.act, load(o.gate + size_t(block_row) * o.gate_stride + block_tile * kTile)), y);
-  float* out = o.out + size_t(row) * o.stride + column;
+  float* out = o.out + size_t(row - o.row_base) * o.stride + (column - o.column_base);
   if (n == kTile) {
     if (o.residual) y = add(load(o.residual + size_t(row) * o.residual_stride + column), y);
     store(out, y);

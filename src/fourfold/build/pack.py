@@ -1,0 +1,149 @@
+"""Checkpoint tensors to packed matrices: take the rows, reorder them, split the blocks, lay out the tiles."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourfold import _native
+from fourfold.build.packed import ELEM, PackedMatrix
+from fourfold.errors import LoadError
+from fourfold.models.binding import Binding
+from fourfold.quant.block import Groups
+from fourfold.quant.registry import get_format
+from fourfold.weights.source import RawTensor, WeightSource
+
+_HALF_EXACT = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"})
+"""Formats whose scales and offsets are fp16 in the file already."""
+
+_HALF_ERROR = 2.0**-10
+"""Largest relative error a scale may take from being stored as fp16 (2^-11 by rounding, subnormals more)."""
+
+MAX_GROUP = 32
+
+
+def matrix_key(binding: Binding) -> str:
+    """Names the content within one checkpoint."""
+    rows = "" if binding.rows is None else f"[{binding.row_start}:{binding.row_start + binding.rows}]"
+    order = "" if binding.interleaved_heads is None else f"/halves{binding.interleaved_heads}"
+    return f"{binding.source}{rows}{order}"
+
+
+def bound_rows(source: WeightSource, binding: Binding) -> RawTensor:
+    """The rows of the checkpoint tensor that the binding names, in its order (a copy only if reordered)."""
+    raw = source.tensor(binding.source)
+    total = raw.shape[0]
+    rows = total - binding.row_start if binding.rows is None else binding.rows
+    if binding.row_start < 0 or rows < 1 or binding.row_start + rows > total:
+        raise LoadError(
+            f"{source.path}: tensor {binding.source} has {total} rows, but rows {binding.row_start} to "
+            f"{binding.row_start + rows - 1} are needed"
+        )
+    table = raw.data.reshape(total, -1)[binding.row_start : binding.row_start + rows]
+    if binding.interleaved_heads is not None:
+        table = table[_halves_order(rows, binding.interleaved_heads)]
+    return RawTensor(raw.name, (rows, *raw.shape[1:]), raw.format, table.reshape(-1))
+
+
+def _halves_order(rows: int, heads: int) -> NDArray[np.intp]:
+    """Row i of the result is row order[i] of a checkpoint with interleaved rotary pairs."""
+    head_dim = rows // heads
+    within = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
+    return (np.arange(heads)[:, None] * head_dim + within[None, :]).reshape(-1)
+
+
+def pack_vector(source: WeightSource, binding: Binding) -> NDArray[np.float32]:
+    raw = bound_rows(source, binding)
+    values = get_format(raw.format).decode(raw.data, raw.shape).astype(np.float32, copy=False)
+    return np.ascontiguousarray(
+        values.reshape(-1) + np.float32(binding.add) if binding.add else values.reshape(-1)
+    )
+
+
+def pack_matrix(source: WeightSource, binding: Binding, *, exact: bool) -> PackedMatrix:
+    """exact: keep scales in fp32 wherever fp16 would round them.
+
+    Raises LoadError naming file and tensor if it is missing, misshapen, of an unknown type, or not finite.
+    """
+    raw = bound_rows(source, binding)
+    if len(raw.shape) != 2:
+        raise LoadError(f"{source.path}: tensor {raw.name} has shape {list(raw.shape)}, a matrix is needed")
+    n, k = raw.shape
+    key = matrix_key(binding)
+    if raw.format in ("F32", "F16", "BF16"):
+        elem = ELEM[raw.format]
+        data = _aligned(_native.packed_bytes(n, k, elem))
+        _native.pack_dense(np.ascontiguousarray(raw.data).reshape(n, -1), k, elem, data)
+        return PackedMatrix(key, data, n, k, elem)
+    block_format = get_format(raw.format)
+    if block_format.integers is None:  # FP8: decoded once, held as bf16 (exact: 3 mantissa bits)
+        halves = _to_bf16(block_format.decode(raw.data, raw.shape))
+        data = _aligned(_native.packed_bytes(n, k, ELEM["BF16"]))
+        _native.pack_dense(halves.view(np.uint8).reshape(n, -1), k, ELEM["BF16"], data)
+        return PackedMatrix(key, data, n, k, ELEM["BF16"])
+    groups = _narrow(block_format.split(raw.data, raw.shape))
+    if not np.isfinite(groups.scale).all() or (
+        groups.offset is not None and not np.isfinite(groups.offset).all()
+    ):
+        raise LoadError(
+            f"{source.path}: tensor {raw.name} has scales that are not finite; the file is damaged"
+        )
+    wide = _needs_wide(groups, raw.format, exact)
+    zero = groups.zero
+    data = _aligned(
+        _native.packed_bytes(
+            n, k, ELEM["ints"], groups.bits, groups.group, zero, groups.offset is not None, wide
+        )
+    )
+    _native.pack_ints(
+        np.ascontiguousarray(groups.q),
+        np.ascontiguousarray(groups.scale),
+        None if groups.offset is None else np.ascontiguousarray(groups.offset),
+        groups.bits,
+        groups.group,
+        zero,
+        wide,
+        data,
+    )
+    return PackedMatrix(
+        key, data, n, k, ELEM["ints"], groups.bits, groups.group, zero, groups.offset is not None, wide
+    )
+
+
+def _narrow(groups: Groups) -> Groups:
+    """Groups of at most MAX_GROUP columns: larger ones repeat their scale."""
+    if groups.group <= MAX_GROUP:
+        return groups
+    times = groups.group // MAX_GROUP
+    offset = None if groups.offset is None else np.repeat(groups.offset, times, axis=1)
+    return Groups(
+        groups.q, np.repeat(groups.scale, times, axis=1), offset, groups.zero, MAX_GROUP, groups.bits
+    )
+
+
+def _needs_wide(groups: Groups, name: str, exact: bool) -> bool:
+    if name in _HALF_EXACT:
+        return False
+    if exact:
+        return True
+    return any(_half_error(a) > _HALF_ERROR for a in (groups.scale, groups.offset) if a is not None)
+
+
+def _half_error(values: NDArray[np.float32]) -> float:
+    """Largest error of rounding to fp16, relative to the value or to 1/1000 of the largest value."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float16).astype(np.float32)
+    floor = np.abs(values).max(initial=0) * np.float32(1e-3)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.abs(rounded - values) / np.maximum(np.abs(values), floor)
+    return float(np.nan_to_num(error, nan=0.0, posinf=np.inf).max(initial=0))
+
+
+def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]

@@ -1,0 +1,46 @@
+"""Packed weights: what the native kernels read, by the names a Program uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+ELEM = {"ints": 0, "F32": 1, "F16": 2, "BF16": 3}
+"""native/matrix.h: Elem."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """One matrix [n, k] in native/matrix.h's layout.
+
+    key: names the content, so that tied weights are one matrix.  data: uint8, aligned to 64 bytes.
+    The other fields are those of native Matrix; bits, group and zero are 0 for floating-point elements.
+    """
+
+    key: str
+    data: NDArray[np.uint8]
+    n: int
+    k: int
+    elem: int
+    bits: int = 0
+    group: int = 0
+    zero: int = 0
+    has_offset: bool = False
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """Program weight name → packed matrix, or fp32 vector (norms, biases, sinks)."""
+
+    matrices: Mapping[str, PackedMatrix]
+    vectors: Mapping[str, NDArray[np.float32]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, each matrix counted once."""
+        unique = {m.key: m.data.nbytes for m in self.matrices.values()}
+        return sum(unique.values()) + sum(v.nbytes for v in self.vectors.values())
