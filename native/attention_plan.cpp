@@ -6,9 +6,9 @@ namespace ff {
 namespace {
 
 constexpr int kSplitTokens = kSplitBlocks * kBlockTokens;
-constexpr int kItemsPerThread = 4;   // enough for the largest-first order to even out
-constexpr int kLoadRows = 3;         // reading a KV block costs as much as computing this many rows with it
-constexpr int kDividedRows = 16;     // (query row, head) pairs up to which an item's KV may be divided
+constexpr int kItemsPerThread = 4;  // enough for the largest-first order to even out
+constexpr int kLoadRows = 3;        // reading a KV block costs as much as computing this many rows with it
+constexpr int kDividedRows = 16;    // (query row, head) pairs up to which an item's KV may be divided
 
 int group_of(const AttentionShape& shape) { return shape.heads / shape.kv_heads; }
 
@@ -41,13 +41,16 @@ struct Cursor {
   size_t count = 0, groups = 0, slots = 0;
 };
 
-void add_item(Cursor& c, const Sequences& seqs, const AttentionShape& shape, AttentionItem item, int parts_wanted) {
-  const int first = seqs.context[item.seq] + item.row - seqs.row_start[item.seq], last = first + item.rows - 1;
+void add_item(Cursor& c, const Sequences& seqs, const AttentionShape& shape, AttentionItem item,
+              int parts_wanted) {
+  const int first = seqs.context[item.seq] + item.row - seqs.row_start[item.seq],
+            last = first + item.rows - 1;
   const int begin = (shape.window > 0 ? std::max(0, first - shape.window + 1) : 0) / kSplitTokens;
   const int end = last / kSplitTokens + 1, splits = end - begin, tile_rows = item.rows * group_of(shape);
   const int parts = std::min(parts_wanted, splits);
   const size_t slots = size_t(splits) * size_t(tile_rows);
-  if (parts < 2 || tile_rows > kDividedRows || c.groups == c.bounds.groups || c.slots + slots > c.bounds.partial_slots) {
+  if (parts < 2 || tile_rows > kDividedRows || c.groups == c.bounds.groups ||
+      c.slots + slots > c.bounds.partial_slots) {
     c.items[c.count++] = item;
     return;
   }
@@ -65,11 +68,13 @@ void add_item(Cursor& c, const Sequences& seqs, const AttentionShape& shape, Att
 
 }  // namespace
 
-AttentionPlanBounds attention_plan_bounds(const AttentionShape& shape, int max_rows, int max_seqs, int max_context) {
+AttentionPlanBounds attention_plan_bounds(const AttentionShape& shape, int max_rows, int max_seqs,
+                                          int max_context) {
   const size_t heads = size_t(shape.kv_heads), target = size_t(shape.threads) * kItemsPerThread;
   const size_t splits = size_t(max_context) / kSplitTokens + 1;
   AttentionPlanBounds b;
-  // Every sequence ends with at most one item that is not full, and a divided item becomes at most `target` of them.
+  // Every sequence ends with at most one item that is not full, and a divided item becomes at most `target`
+  // of them.
   const size_t step = size_t(std::max(1, 12 / group_of(shape)));
   const size_t whole = (size_t(max_rows) / step + size_t(max_seqs)) * heads;
   b.groups = shape.threads > 1 ? target : 0;

@@ -60,9 +60,12 @@ float kth_largest(const SamplingKernels& kernels, const float* x, int n, int k, 
   return bound;
 }
 
-// The last entry, by (key, id), of the shortest run with a mass of `need`; with ties kept its id does not count.
+// The last entry, by (key, id), of the shortest run with a mass of `need`; with ties kept its id does not
+// count.
 Entry mass_cut(Entry* e, int n, double need, bool keep_ties) {
-  const auto before = [](const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.id < b.id; };
+  const auto before = [](const Entry& a, const Entry& b) {
+    return a.key != b.key ? a.key < b.key : a.id < b.id;
+  };
   const int32_t every_id = std::numeric_limits<int32_t>::max();
   int low = 0, high = n;
   // Quickselect by mass: what is before `low` is in, what is from `high` on is out.
@@ -81,7 +84,8 @@ Entry mass_cut(Entry* e, int n, double need, bool keep_ties) {
     for (const Entry* x = less; x < same; x++) mass_same += double(x->weight);
     if (mass_same >= need && keep_ties) return {pivot, 0, every_id};
     if (mass_same >= need) {  // equal keys are equal weights here
-      const auto last = std::clamp<ptrdiff_t>(ptrdiff_t(std::ceil(need / double(less->weight))) - 1, 0, same - less - 1);
+      const auto last =
+          std::clamp<ptrdiff_t>(ptrdiff_t(std::ceil(need / double(less->weight))) - 1, 0, same - less - 1);
       std::nth_element(less, less + last, same, before);
       return less[last];
     }
@@ -98,8 +102,8 @@ Entry mass_cut(Entry* e, int n, double need, bool keep_ties) {
 
 class Sampler {
  public:
-  Sampler(const SamplingKernels& kernels, float* logits, int vocab, const SampleRow& row, const SampleInputs& in,
-          void* memory)
+  Sampler(const SamplingKernels& kernels, float* logits, int vocab, const SampleRow& row,
+          const SampleInputs& in, void* memory)
       : k_(kernels), logits_(logits), vocab_(vocab), row_(row), in_(in), scratch_(memory, vocab) {}
 
   bool changes_logits() const {
@@ -113,8 +117,10 @@ class Sampler {
   }
 
   void change_logits() {
-    if (row_.mask >= 0) k_.apply_mask(logits_, vocab_, in_.masks + size_t(row_.mask) * size_t(in_.mask_words));
-    if (row_.allowed_vocab < vocab_) std::fill(logits_ + std::max(row_.allowed_vocab, 0), logits_ + vocab_, -kInf);
+    if (row_.mask >= 0)
+      k_.apply_mask(logits_, vocab_, in_.masks + size_t(row_.mask) * size_t(in_.mask_words));
+    if (row_.allowed_vocab < vocab_)
+      std::fill(logits_ + std::max(row_.allowed_vocab, 0), logits_ + vocab_, -kInf);
     for (int i = row_.ban_start; i < row_.ban_end; i++)
       if (known(in_.ban_ids[i])) logits_[in_.ban_ids[i]] = -kInf;
     for (int i = row_.bias_start; i < row_.bias_end; i++)
@@ -139,11 +145,13 @@ class Sampler {
     const float kth = kth_largest(k_, logits_, vocab_, k, scratch_.weight[0]);
     int position = 0;
     const float bound = kth == -kInf ? kth : just_below(kth);
-    const int n = k_.collect(logits_, &position, vocab_, bound, vocab_ + 32, scratch_.weight[0], scratch_.ids[0]);
+    const int n =
+        k_.collect(logits_, &position, vocab_, bound, vocab_ + 32, scratch_.weight[0], scratch_.ids[0]);
     for (int i = 0; i < n; i++) scratch_.entries[i] = {-scratch_.weight[0][i], 0, scratch_.ids[0][i]};
     const int shown = std::min(n, k);
-    std::partial_sort(scratch_.entries, scratch_.entries + shown, scratch_.entries + n,
-                      [](const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.id < b.id; });
+    std::partial_sort(
+        scratch_.entries, scratch_.entries + shown, scratch_.entries + n,
+        [](const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.id < b.id; });
     for (int i = 0; i < shown; i++) {
       ids[i] = scratch_.entries[i].id;
       logprobs[i] = -scratch_.entries[i].key - log_total;
@@ -155,10 +163,12 @@ class Sampler {
 
   bool penalizes() const {
     return row_.history_end > row_.history_start &&
-           (row_.repetition_penalty != 1.0f || row_.presence_penalty != 0.0f || row_.frequency_penalty != 0.0f);
+           (row_.repetition_penalty != 1.0f || row_.presence_penalty != 0.0f ||
+            row_.frequency_penalty != 0.0f);
   }
 
-  // counts[id] = 1 (seen) + 2 * occurrences in the output. Only the entries of ids in the history are ever read.
+  // counts[id] = 1 (seen) + 2 * occurrences in the output. Only the entries of ids in the history are ever
+  // read.
   void penalize() {
     int32_t* counts = scratch_.counts;
     const auto each = [&](int begin, int end, auto&& f) {
@@ -170,7 +180,8 @@ class Sampler {
     each(row_.history_start, row_.history_end, [&](int32_t id) {
       if (counts[id] == 0) return;  // met before
       float& x = logits_[id];
-      if (row_.repetition_penalty != 1.0f) x = x > 0 ? x / row_.repetition_penalty : x * row_.repetition_penalty;
+      if (row_.repetition_penalty != 1.0f)
+        x = x > 0 ? x / row_.repetition_penalty : x * row_.repetition_penalty;
       const int32_t output = counts[id] / 2;
       if (output > 0) {
         x -= row_.frequency_penalty * float(output);
@@ -216,7 +227,8 @@ class Sampler {
   }
 
   Candidates top_p(const Candidates& c, double total) {
-    // All tokens below (1 - p) * total / count together weigh less than 1 - p: none of them is needed. (0.999: rounding.)
+    // All tokens below (1 - p) * total / count together weigh less than 1 - p: none of them is needed.
+    // (0.999: rounding.)
     const double p = double(row_.top_p);
     const float bound = just_below(float(0.999 * (1 - p) * total / c.count));
     const Candidates likely = filter(c, bound, [](int) { return true; });
@@ -231,8 +243,8 @@ class Sampler {
 
   float scaled(const Candidates& c, int i) const { return (logits_[c.id(i)] - max_) * inverse_temperature_; }
 
-  // Tokens by the distance of their information from the entropy. With y = log of the weight, the information of a token
-  // less the entropy is mean(y) - y: the normalization drops out.
+  // Tokens by the distance of their information from the entropy. With y = log of the weight, the information
+  // of a token less the entropy is mean(y) - y: the normalization drops out.
   Candidates typical(const Candidates& c, double total) {
     double mean = 0;
     for (int i = 0; i < c.count; i++)
@@ -281,15 +293,16 @@ double sample_uniform(uint64_t seed, uint64_t counter) {
   uint32_t c[4] = {uint32_t(counter), uint32_t(counter >> 32), 0, 0};
   for (int round = 0; round < 10; round++) {
     const uint64_t a = uint64_t(0xD2511F53u) * c[0], b = uint64_t(0xCD9E8D57u) * c[2];
-    const uint32_t next[4] = {uint32_t(b >> 32) ^ c[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k1, uint32_t(a)};
+    const uint32_t next[4] = {uint32_t(b >> 32) ^ c[1] ^ k0, uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k1,
+                              uint32_t(a)};
     std::copy(next, next + 4, c);
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
   }
   return double((uint64_t(c[1]) << 32 | c[0]) >> 11) * 0x1p-53;
 }
 
-void choose_token(const SamplingKernels& kernels, float* logits, int vocab, const SampleRow& row, const SampleInputs& in,
-                  const SampleOutputs& out, int index, void* memory) {
+void choose_token(const SamplingKernels& kernels, float* logits, int vocab, const SampleRow& row,
+                  const SampleInputs& in, const SampleOutputs& out, int index, void* memory) {
   out.token[index] = -1;
   out.logprob[index] = std::numeric_limits<float>::quiet_NaN();
   out.rank[index] = 0;

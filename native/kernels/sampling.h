@@ -1,4 +1,5 @@
-// Passes over a row of logits: templates, compiled once per instruction set. What is done with them is in sampler.cpp.
+// Passes over a row of logits: templates, compiled once per instruction set. What is done with them is in
+// sampler.cpp.
 #pragma once
 
 #include "../sample.h"
@@ -20,7 +21,8 @@ static inline bool all_usable(const float* x, int n) {
   return true;
 }
 
-// One pass: the maximum by runs, so that its place has to be sought in one run only; x * 0 is NaN for NaN and infinities.
+// One pass: the maximum by runs, so that its place has to be sought in one run only; x * 0 is NaN for NaN and
+// infinities.
 static LogitScan scan(const float* x, int n) {
   const float lowest = -__builtin_inff();
   float best = lowest;
@@ -90,7 +92,8 @@ static double sum(const float* w, int n) {
 static int count_greater(const float* x, int n, float bound) {
   const F b = set1(bound);
   int count = 0;
-  for (int i = 0; i < n; i += 16) count += __builtin_popcount(gt_mask(load_or(x + i, n - i, -__builtin_inff()), b));
+  for (int i = 0; i < n; i += 16)
+    count += __builtin_popcount(gt_mask(load_or(x + i, n - i, -__builtin_inff()), b));
   return count;
 }
 
@@ -129,8 +132,8 @@ constexpr SamplingKernels kSamplingKernels = {
 };
 
 // choose_token (sampler.h) with this instruction set's passes.
-static void sample_row(float* logits, int vocab, const SampleRow& row, const SampleInputs& in, const SampleOutputs& out,
-                       int index, void* scratch) {
+static void sample_row(float* logits, int vocab, const SampleRow& row, const SampleInputs& in,
+                       const SampleOutputs& out, int index, void* scratch) {
   choose_token(kSamplingKernels, logits, vocab, row, in, out, index, scratch);
 }
 

@@ -1,4 +1,4 @@
-"""A paged KV pool for the attention kernels, and the same attention in float64 without pages, tiles or threads."""
+"""A paged KV pool for the attention kernels, and the same attention in float64 without pages or tiles."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ class Pool:
         self.data = nan.view(np.uint8)
         self.free = list(np.random.default_rng(self.seed).permutation(self.blocks))
 
-    def run(self, batch: dict[str, Tokens], threads: int = 1, planned_threads: int | None = None) -> dict[str, Floats]:
+    def run(
+        self, batch: dict[str, Tokens], threads: int = 1, planned_threads: int | None = None
+    ) -> dict[str, Floats]:
         """Appends each sequence's tokens and attends; outputs per sequence."""
         layer = self.layer
         row_start, context, block_start, blocks, positions = [0], [], [0], [], []
@@ -144,7 +146,7 @@ class Pool:
 
 
 def prepared(layer: Layer, tokens: Tokens) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """q [tokens, heads, head_dim] and k [tokens, kv_heads, head_dim] after norm and rotation, positions from 0."""
+    """q [tokens, heads, head_dim], k [tokens, kv_heads, head_dim] after norm and rotation from position 0."""
     count, hd = len(tokens.q), layer.head_dim
 
     def prepare(x: Floats, heads: int, weight: Floats | None) -> NDArray[np.float64]:
@@ -164,8 +166,8 @@ def prepared(layer: Layer, tokens: Tokens) -> tuple[NDArray[np.float64], NDArray
 def reference(layer: Layer, tokens: Tokens, cached_k: Floats | None = None) -> NDArray[np.float64]:
     """Attention of a whole sequence from position 0, in float64.
 
-    cached_k: K as the cache holds it. Without it, K is computed and rounded here, and a K within float32 rounding
-    of a bf16 tie may differ from the kernel's.
+    cached_k: K as the cache holds it. Without it, K is computed and rounded here, and a K within float32
+    rounding of a bf16 tie may differ from the kernel's.
     """
     count, hd, group = len(tokens.q), layer.head_dim, layer.heads // layer.kv_heads
 

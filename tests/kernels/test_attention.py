@@ -1,12 +1,23 @@
-"""Attention kernels against a float64 oracle, and against themselves under every way of cutting up the work."""
+"""Attention kernels against a float64 oracle, and against themselves however the work is cut up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from attention_harness import ISAS, Layer, Pool, Tokens, available_isas, bf16, prepared, random_tokens, reference
+from attention_harness import (
+    ISAS,
+    Layer,
+    Pool,
+    Tokens,
+    available_isas,
+    bf16,
+    prepared,
+    random_tokens,
+    reference,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -28,20 +39,28 @@ LAYERS = {
     "phi-96-partial-rope": Layer(heads=4, kv_heads=4, head_dim=96, rope_dim=72),
     "qwen3-128": Layer(heads=8, kv_heads=2, head_dim=128, rope_dim=128, q_norm=norm(128), k_norm=norm(128)),
     "gemma3-256-window": Layer(
-        heads=4, kv_heads=1, head_dim=256, window=40, rope_dim=256, q_norm=norm(256) - 1, k_norm=norm(256) - 1,
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        window=40,
+        rope_dim=256,
+        q_norm=norm(256) - 1,
+        k_norm=norm(256) - 1,
         norm_offset=1.0,
     ),
     "gemma2-softcap": Layer(heads=4, kv_heads=2, head_dim=64, softcap=5.0, window=33),
     "sinks": Layer(heads=8, kv_heads=1, head_dim=64, sinks=sinks(8), window=20),
     "group-16": Layer(heads=16, kv_heads=1, head_dim=32),
     "group-5": Layer(heads=10, kv_heads=2, head_dim=16),
-}  # fmt: skip
-MODES = {"dot": {}, "exact": {"exact": True}, "f32": {"f32": True}}
+}
+MODES: dict[str, dict[str, Any]] = {"dot": {}, "exact": {"exact": True}, "f32": {"f32": True}}
 # Against float64: weights and q rounded to 8 bits in dot mode; 1e-5 of values of size 1 otherwise.
 TOLERANCE = {"dot": 3e-2, "exact": 2e-5, "f32": 2e-5}
 
 
-def whole(layer: Layer, tokens: Tokens, isa: int, threads: int = 1, planned: int | None = None) -> NDArray[np.float32]:
+def whole(
+    layer: Layer, tokens: Tokens, isa: int, threads: int = 1, planned: int | None = None
+) -> NDArray[np.float32]:
     pool = Pool(layer, len(tokens.q) // 32 + 3, isa)
     return pool.run({"a": tokens}, threads, planned)["a"]
 

@@ -1,0 +1,247 @@
+// Attention's inner loops: scores of a block of keys and weighted sums of its values, in register tiles.
+#pragma once
+
+#include "../attention.h"
+#include "../vec.h"
+
+namespace ff::FF_NS {
+namespace attention {
+
+// How scores and weighted sums are computed.
+// - dot: q and weights rounded to bf16, bf16 dot products with fp32 sums. The softmax denominator sums the
+// rounded
+//   weights: then they add up to one, and a row's error is relative to the spread of V instead of its size.
+// - exact: bf16 cache, fp32 arithmetic.
+// - f32: fp32 cache and arithmetic.
+enum class Mode { dot, exact, f32 };
+
+constexpr int kTileRows = 12;  // rows whose scores are in cache at once
+constexpr int kSplitTokens = kSplitBlocks * kBlockTokens;
+#if defined(FF_ISA_AVX512)
+constexpr int kScoreRows = 12, kSumRows = 6, kSumColumns = 4;  // 24 accumulators of 32 registers
+#else
+constexpr int kScoreRows = 3, kSumRows = 3, kSumColumns = 2;  // 6 accumulators of two registers each, of 16
+#endif
+// With few rows memory is the limit, and the hardware's prefetchers do not know where the next block lies:
+// tiles of up to this many rows fetch it (`next`) while they read theirs.
+constexpr int kAheadRows = 8, kAheadSums = 4;
+constexpr float kLog2e = 1.44269504088896341f;
+
+static FF_INLINE float minus_infinity() { return -__builtin_inff(); }
+
+// 2^x for x <= 127; below -125 zero, NaN stays NaN. Relative error 7e-6 (fast, ample for bf16) or 1e-7.
+template <bool fast>
+static FF_INLINE F exp2(F x) {
+  const F lowest = set1(-125.0f);
+  const F c = max(lowest, x);
+  const F n = round_even(c), r = sub(c, n);
+  F g;
+  if constexpr (fast) {
+    g = fma(set1(9.666373693e-03f), r, set1(5.583834273e-02f));
+    g = fma(g, r, set1(2.402234894e-01f));
+    g = fma(g, r, set1(6.931367264e-01f));
+  } else {
+    g = fma(set1(1.546144746e-04f), r, set1(1.339086735e-03f));
+    g = fma(g, r, set1(9.618056670e-03f));
+    g = fma(g, r, set1(5.550357104e-02f));
+    g = fma(g, r, set1(2.402265092e-01f));
+    g = fma(g, r, set1(6.931471880e-01f));
+  }
+  return select_gt(lowest, x, zero(), shift_exponent(fma(g, r, set1(1.0f)), to_int(n)));
+}
+
+static FF_INLINE float exp2_scalar(float x) {
+  float t[16];
+  store(t, exp2<false>(set1(x)));
+  return t[0];
+}
+
+// cap * tanh(s / cap), with factor = scale / cap already in it; NaN stays NaN.
+static FF_INLINE F soft_cap(F s, F factor, F cap) {
+  const F e = exp2<false>(min(set1(28.0f), mul(mul(s, factor), set1(2.0f * kLog2e))));
+  return mul(cap, sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
+}
+
+static FF_INLINE uint32_t load_pair(const uint32_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return x;
+}
+
+template <int n>
+struct TileSize {
+  static constexpr int rows = n;
+};
+
+// tile(TileSize<R>, first row) for register tiles that cover `rows`; one may reach past them into the
+// padding.
+template <int most, class Tile>
+static FF_INLINE void in_tiles(int rows, Tile tile) {
+  for (int r = 0; r < rows;) {
+    const int left = rows - r;
+    if constexpr (most >= 12)
+      if (left > 8) {
+        tile(TileSize<12>{}, r), r += 12;
+        continue;
+      }
+    if constexpr (most >= 8)
+      if (left > 6) {
+        tile(TileSize<8>{}, r), r += 8;
+        continue;
+      }
+    if constexpr (most >= 6)
+      if (left > 4) {
+        tile(TileSize<6>{}, r), r += 6;
+        continue;
+      }
+    if constexpr (most >= 4)
+      if (left > 3) {
+        tile(TileSize<4>{}, r), r += 4;
+        continue;
+      }
+    if (left > 2) {
+      tile(TileSize<3>{}, r), r += 3;
+    } else if (left > 1) {
+      tile(TileSize<2>{}, r), r += 2;
+    } else {
+      tile(TileSize<1>{}, r), r += 1;
+    }
+  }
+}
+
+// ---- Scores: s[row][32 tokens] = q[row] . K[:, token]
+
+// q: [head_dim / 2][kTileRows] pairs of bf16 (dot) or [head_dim][kTileRows] floats.
+template <Mode mode, int R>
+static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
+  F acc[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
+  if constexpr (mode == Mode::dot) {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(k);
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
+    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTileRows, next += 128) {
+      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const uint32_t pair = load_pair(pairs + r);
+        acc[r][0] = dot_bf16(acc[r][0], w, pair);
+        acc[r][1] = dot_bf16(acc[r][1], w + kBlockTokens, pair);
+      }
+    }
+  } else {
+    for (int d = 0; d < head_dim; d += 2, q += 2 * kTileRows, next += 128) {
+      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
+      F even[2], odd[2];
+      if constexpr (mode == Mode::exact) {
+        const uint16_t* w = reinterpret_cast<const uint16_t*>(k) + d * kBlockTokens;
+        even[0] = bf16_even(w), even[1] = bf16_even(w + kBlockTokens);
+        odd[0] = bf16_odd(w), odd[1] = bf16_odd(w + kBlockTokens);
+      } else {
+        const float* w = reinterpret_cast<const float*>(k) + d * kBlockTokens;
+        even[0] = load(w), even[1] = load(w + 16), odd[0] = load(w + 32), odd[1] = load(w + 48);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const F a = set1(q[r]);
+        acc[r][0] = fma(even[0], a, acc[r][0]), acc[r][1] = fma(even[1], a, acc[r][1]);
+        const F b = set1(q[kTileRows + r]);
+        acc[r][0] = fma(odd[0], b, acc[r][0]), acc[r][1] = fma(odd[1], b, acc[r][1]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    store(s + r * kBlockTokens, acc[r][0]);
+    store(s + r * kBlockTokens + 16, acc[r][1]);
+  }
+}
+
+template <Mode mode>
+static void scores(int rows, const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
+  in_tiles<kScoreRows>(rows, [&](auto size, int r) {
+    score_tile<mode, decltype(size)::rows>(q + r, k, next, head_dim, s + r * kBlockTokens);
+  });
+}
+
+// ---- Weighted sums: o[row] += sum over tokens of p[row][token] * V[token]
+
+// p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats. Only the first `tokens` of the block are
+// read, but for the odd slot beside the last one in the pair layouts, which is finite: a token of the
+// sequence, or zeroed by the prologue.
+template <Mode mode, int R, int C>
+static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int column,
+                     int tokens, float* o) {
+  F acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) acc[r][c] = load(o + r * head_dim + column + 16 * c);
+  if constexpr (mode == Mode::f32) {
+    const float* w = reinterpret_cast<const float*>(v) + column;
+    for (int t = 0; t < tokens; t++, w += head_dim) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++) {
+        const F a = set1(p[r * kBlockTokens + t]);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) acc[r][c] = fma(load(w + 16 * c), a, acc[r][c]);
+      }
+    }
+  } else {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(v) + 2 * column;
+    next += 4 * column;
+    for (int t = 0; t < tokens; t += 2, w += 2 * head_dim, next += 4 * head_dim) {
+      if constexpr (R <= kAheadSums) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) prefetch_l2(next + 64 * c);
+      }
+      if constexpr (mode == Mode::dot) {
+        const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p) + t / 2;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          const uint32_t pair = load_pair(pairs + r * (kBlockTokens / 2));
+#pragma GCC unroll 16
+          for (int c = 0; c < C; c++) acc[r][c] = dot_bf16(acc[r][c], w + 32 * c, pair);
+        }
+      } else {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) {
+          const F even = bf16_even(w + 32 * c), odd = bf16_odd(w + 32 * c);
+#pragma GCC unroll 16
+          for (int r = 0; r < R; r++) {
+            acc[r][c] = fma(even, set1(p[r * kBlockTokens + t]), acc[r][c]);
+            acc[r][c] = fma(odd, set1(p[r * kBlockTokens + t + 1]), acc[r][c]);
+          }
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+    for (int c = 0; c < C; c++) store(o + r * head_dim + column + 16 * c, acc[r][c]);
+}
+
+template <Mode mode, int R>
+static void sum_columns(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int tokens,
+                        float* o) {
+  int column = 0;
+  if constexpr (kSumColumns >= 4)
+    for (; column + 64 <= head_dim; column += 64)
+      sum_tile<mode, R, 4>(p, v, next, head_dim, column, tokens, o);
+  for (; column + 32 <= head_dim; column += 32) sum_tile<mode, R, 2>(p, v, next, head_dim, column, tokens, o);
+  for (; column < head_dim; column += 16) sum_tile<mode, R, 1>(p, v, next, head_dim, column, tokens, o);
+}
+
+template <Mode mode>
+static void weighted_sums(int rows, const float* p, const uint8_t* v, const uint8_t* next, int head_dim,
+                          int tokens, float* o) {
+  constexpr int kRowFloats = mode == Mode::dot ? kBlockTokens / 2 : kBlockTokens;
+  in_tiles<kSumRows>(rows, [&](auto size, int r) {
+    sum_columns<mode, decltype(size)::rows>(p + r * kRowFloats, v, next, head_dim, tokens,
+                                            o + size_t(r) * size_t(head_dim));
+  });
+}
+
+}  // namespace attention
+}  // namespace ff::FF_NS
