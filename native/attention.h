@@ -1,5 +1,5 @@
-// The contract of attention over a paged KV cache: plain data shared by the runtime, the planner of work items and the
-// kernels of every instruction set. Nothing here owns memory.
+// The contract of attention over a paged KV cache: plain data shared by the runtime, the planner of work
+// items and the kernels of every instruction set. Nothing here owns memory.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ enum class KvType : int32_t { bf16 = 0, f32 = 1 };
 
 constexpr int kBlockTokens = 32;  // tokens per KV block
 
-// One layer of the KV pool. Block b begins at base + b * block_bytes; inside it KV head h begins at h * head_bytes, K
-// first, then V (at v_offset):
-//   bf16: K as [head_dim / 2][32 tokens][2], V as [32 / 2 tokens][head_dim][2]  (pairs, as vdpbf16ps reads them)
+// One layer of the KV pool. Block b begins at base + b * block_bytes; inside it KV head h begins at
+// h * head_bytes, K first, then V (at v_offset):
+//   bf16: K as [head_dim / 2][32 tokens][2], V as [32 / 2 tokens][head_dim][2]  (pairs, as vdpbf16ps reads)
 //   f32:  K as [head_dim][32 tokens],        V as [32 tokens][head_dim]
-// The pool is zero at start. A slot past the end of a sequence may hold another request's old numbers, even NaN, so
-// kernels never let such a slot into a sum (not even multiplied by zero).
+// The pool is zero at start. A slot past the end of a sequence may hold another request's old numbers, even
+// NaN, so kernels never let such a slot into a sum (not even multiplied by zero).
 struct KvLayer {
   uint8_t* base;
   size_t block_bytes, head_bytes, v_offset;
@@ -28,8 +28,8 @@ struct KvLayer {
   KvType type;
 };
 
-// The sequences of one batch. Sequence s has tokens rows row_start[s] .. row_start[s + 1] - 1 of the batch at positions
-// context[s] + i; its KV block for position p is blocks[block_start[s] + p / 32].
+// The sequences of one batch. Sequence s has tokens rows row_start[s] .. row_start[s + 1] - 1 of the batch at
+// positions context[s] + i; its KV block for position p is blocks[block_start[s] + p / 32].
 struct Sequences {
   int32_t count;
   const int32_t* row_start;    // [count + 1]
@@ -44,8 +44,8 @@ struct HeadNorm {  // RMSNorm over each head; weight null: none
 };
 
 struct AttentionArgs {
-  // Rows of the batch, row stride in floats; q, k and v may be columns of one matrix. q and k are overwritten by the
-  // prologue (norm and rotation in place).
+  // Rows of the batch, row stride in floats; q, k and v may be columns of one matrix. q and k are overwritten
+  // by the prologue (norm and rotation in place).
   float *q, *k;
   const float* v;
   size_t q_stride, k_stride, v_stride;
@@ -59,22 +59,23 @@ struct AttentionArgs {
   HeadNorm q_norm, k_norm;
   const float *cos, *sin;  // [rows, rope_dim / 2] of this batch's tokens, scaled; null: no rotation
   int32_t rope_dim;
-  bool exact;  // fp32 arithmetic throughout; otherwise q and probabilities may be rounded to bf16 for dot products
+  bool exact;  // fp32 throughout; otherwise q and probabilities may be rounded to bf16 for dot products
   KvLayer kv;
   Sequences seqs;
-  // Where items that share their rows' KV (parts > 1) meet, of the sizes in attention_plan.h; may be null if there are
-  // none. part_counts is all zero between layers.
+  // Where items that share their rows' KV (parts > 1) meet, of the sizes in attention_plan.h; may be null if
+  // there are none. part_counts is all zero between layers.
   float* partials = nullptr;
   int32_t* part_counts = nullptr;
 };
 
-// A work item: query rows [row, row + rows) of the batch, all of them of sequence seq, and all query heads of KV head
-// kv_head; rows * group <= kMaxTileRows. It reads the splits [split_begin, split_end) of the KV (512 tokens each, clipped
-// to what the rows see).
+// A work item: query rows [row, row + rows) of the batch, all of them of sequence seq, and all query heads of
+// KV head kv_head; rows * group <= kMaxTileRows. It reads the splits [split_begin, split_end) of the KV (512
+// tokens each, clipped to what the rows see).
 //
-// parts > 1: as many items divide the same rows' splits between them. Each leaves every split's sums in the slots
-// partial, partial + 1, ... (one per split and query head row, split-major, from the first item's split on), counts itself
-// in part_counts[group], and the last one to finish merges all in order of position. So the division changes no bit.
+// parts > 1: as many items divide the same rows' splits between them. Each leaves every split's sums in the
+// slots partial, partial + 1, ... (one per split and query head row, split-major, from the first item's split
+// on), counts itself in part_counts[group], and the last one to finish merges all in order of position. So
+// the division changes no bit.
 struct AttentionItem {
   int32_t seq, row, rows, kv_head;
   int32_t split_begin = 0, split_end = INT32_MAX;

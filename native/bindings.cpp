@@ -59,7 +59,8 @@ struct Builder {
   ProgramSpec spec;
   std::vector<nb::object> keep;
 
-  int add_matrix(nb::object data, int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
+  int add_matrix(nb::object data, int n, int k, int elem, int bits, int group, int zero, bool has_offset,
+                 bool wide) {
     const auto bytes = nb::cast<Array<uint8_t, 1>>(data);
     Matrix m = describe(n, k, elem, bits, group, zero, has_offset, wide);
     require(bytes.shape(0) == m.bytes(), "packed matrix has the wrong number of bytes");
@@ -95,9 +96,10 @@ struct Builder {
   static NormRef norm(const Norm& n) {
     return {std::get<0>(n), std::get<1>(n), std::get<2>(n), std::get<3>(n), std::get<4>(n)};
   }
-  void add_op(int kind, View x, View y, View z, View out, int residual, const std::vector<std::tuple<int, int>>& segments,
-              Norm norm_, Norm k_norm, int act, float scale, float softcap, int heads, int kv_heads, int head_dim, int window,
-              int layer, int sinks, int rope) {
+  void add_op(int kind, View x, View y, View z, View out, int residual,
+              const std::vector<std::tuple<int, int>>& segments, Norm norm_, Norm k_norm, int act,
+              float scale, float softcap, int heads, int kv_heads, int head_dim, int window, int layer,
+              int sinks, int rope) {
     require(kind >= 0 && kind <= int(OpKind::logits), "unknown op kind");
     require(act >= 0 && act <= 3, "unknown activation");
     Op op{};
@@ -118,38 +120,43 @@ struct Engine {
   std::unique_ptr<Runtime> runtime;
   std::vector<int32_t> row_start;
 
-  Engine(Builder& b, int vocab, int hidden, bool exact, bool kv_f32, int threads, int max_tokens, int max_seqs,
-         int max_context, int num_blocks, const std::string& isa) {
+  Engine(Builder& b, int vocab, int hidden, bool exact, bool kv_f32, int threads, int max_tokens,
+         int max_seqs, int max_context, int num_blocks, const std::string& isa) {
     require(vocab > 0 && hidden > 0, "vocab and hidden must be positive");
     require(threads >= 1 && threads <= 1024, "threads must be between 1 and 1024");
-    require(max_tokens >= 1 && max_seqs >= 1 && max_context >= 1 && num_blocks >= 1, "limits must be positive");
+    require(max_tokens >= 1 && max_seqs >= 1 && max_context >= 1 && num_blocks >= 1,
+            "limits must be positive");
     ProgramSpec spec = b.spec;
     spec.vocab = vocab, spec.hidden = hidden, spec.exact = exact, spec.kv_f32 = kv_f32;
     keep = b.keep;
     const Isa chosen = parse_isa(isa);
     nb::gil_scoped_release release;
-    runtime = std::make_unique<Runtime>(std::move(spec), RuntimeLimits{threads, max_tokens, max_seqs, max_context, num_blocks}, chosen);
+    runtime = std::make_unique<Runtime>(
+        std::move(spec), RuntimeLimits{threads, max_tokens, max_seqs, max_context, num_blocks}, chosen);
     row_start.resize(size_t(max_seqs) + 1);
   }
 
   void step(Array<int32_t, 1> tokens, Array<int32_t, 1> seq_tokens, Array<int32_t, 1> seq_context,
-            Array<int32_t, 1> block_start, Array<int32_t, 1> blocks, Array<uint8_t, 1> samples, Array<int32_t, 1> history,
-            Array<int32_t, 1> bias_ids, Array<float, 1> bias_values, Array<int32_t, 1> ban_ids,
-            std::optional<Array<uint32_t, 2>> masks, Out<int32_t, 1> token, Out<float, 1> logprob, Out<int32_t, 1> rank,
-            Out<int32_t, 2> top_ids, Out<float, 2> top_logprobs, Out<uint8_t, 1> status, std::optional<Out<float, 2>> logits) {
+            Array<int32_t, 1> block_start, Array<int32_t, 1> blocks, Array<uint8_t, 1> samples,
+            Array<int32_t, 1> history, Array<int32_t, 1> bias_ids, Array<float, 1> bias_values,
+            Array<int32_t, 1> ban_ids, std::optional<Array<uint32_t, 2>> masks, Out<int32_t, 1> token,
+            Out<float, 1> logprob, Out<int32_t, 1> rank, Out<int32_t, 2> top_ids, Out<float, 2> top_logprobs,
+            Out<uint8_t, 1> status, std::optional<Out<float, 2>> logits) {
     const RuntimeLimits& limits = runtime->limits();
     const int vocab = runtime->spec().vocab;
     const int count = int(seq_tokens.shape(0)), rows = int(tokens.shape(0));
     require(rows >= 1 && rows <= limits.max_tokens, "too many tokens for one step");
     require(count >= 1 && count <= limits.max_seqs, "too many sequences for one step");
-    require(int(seq_context.shape(0)) == count && int(block_start.shape(0)) == count + 1, "one entry per sequence");
+    require(int(seq_context.shape(0)) == count && int(block_start.shape(0)) == count + 1,
+            "one entry per sequence");
     for (int i = 0; i < rows; i++)
       require(tokens.data()[i] >= 0 && tokens.data()[i] < vocab, "token id outside the vocabulary");
     row_start[0] = 0;
     for (int s = 0; s < count; s++) {
       const int n = seq_tokens.data()[s], context = seq_context.data()[s];
       const int first = block_start.data()[s], last = block_start.data()[s + 1];
-      require(n >= 1 && context >= 0 && n <= rows && context <= limits.max_context - n, "sequence longer than the context");
+      require(n >= 1 && context >= 0 && n <= rows && context <= limits.max_context - n,
+              "sequence longer than the context");
       require(first >= 0 && first <= last && size_t(last) <= blocks.shape(0), "block_start is not ascending");
       require((last - first) * kBlockTokens >= context + n, "too few KV blocks for a sequence");
       for (int i = first; i < last; i++)
@@ -162,7 +169,9 @@ struct Engine {
     require(reinterpret_cast<uintptr_t>(samples.data()) % 8 == 0, "sample records are not aligned");
     const auto* records = reinterpret_cast<const SampleRow*>(samples.data());
     const int wanted = int(samples.shape(0) / sizeof(SampleRow));
-    const auto within = [](int begin, int end, size_t size) { return begin >= 0 && begin <= end && size_t(end) <= size; };
+    const auto within = [](int begin, int end, size_t size) {
+      return begin >= 0 && begin <= end && size_t(end) <= size;
+    };
     const int width = int(top_ids.shape(1));
     for (int i = 0; i < wanted; i++) {
       const SampleRow& r = records[i];
@@ -170,8 +179,9 @@ struct Engine {
       require(r.target < vocab, "target outside the vocabulary");
       require(r.logprobs <= width, "top_ids is too narrow");
       require(r.allowed_vocab > 0, "allowed_vocab must be positive");
-      require(within(r.history_start, r.history_end, history.shape(0)) && r.history_prompt_end >= r.history_start &&
-                  r.history_prompt_end <= r.history_end, "history range");
+      require(within(r.history_start, r.history_end, history.shape(0)) &&
+                  r.history_prompt_end >= r.history_start && r.history_prompt_end <= r.history_end,
+              "history range");
       require(within(r.bias_start, r.bias_end, bias_ids.shape(0)), "bias range");
       require(within(r.ban_start, r.ban_end, ban_ids.shape(0)), "ban range");
       require(r.mask < 0 || (masks && size_t(r.mask) < masks->shape(0)), "mask row");
@@ -181,18 +191,26 @@ struct Engine {
       for (size_t i = 0; i < ids->shape(0); i++)
         require(ids->data()[i] >= 0 && ids->data()[i] < vocab, "token id outside the vocabulary");
     if (masks) require(masks->shape(1) * 32 >= size_t(vocab), "masks are too narrow");
-    for (size_t n : {token.shape(0), logprob.shape(0), rank.shape(0), top_ids.shape(0), top_logprobs.shape(0), status.shape(0)})
+    for (size_t n : {token.shape(0), logprob.shape(0), rank.shape(0), top_ids.shape(0), top_logprobs.shape(0),
+                     status.shape(0)})
       require(n == size_t(wanted), "one output per logit row");
     require(int(top_logprobs.shape(1)) == width, "top_ids and top_logprobs differ in width");
-    if (logits) require(logits->shape(0) == size_t(wanted) && int(logits->shape(1)) == vocab, "logits have the wrong shape");
+    if (logits)
+      require(logits->shape(0) == size_t(wanted) && int(logits->shape(1)) == vocab,
+              "logits have the wrong shape");
 
     StepBatch b{};
     b.tokens = tokens.data(), b.token_count = rows;
     b.seqs = {count, row_start.data(), seq_context.data(), block_start.data(), blocks.data()};
     b.samples = records, b.sample_count = wanted;
-    b.inputs = {history.data(), bias_ids.data(), bias_values.data(), ban_ids.data(), masks ? masks->data() : nullptr,
+    b.inputs = {history.data(),
+                bias_ids.data(),
+                bias_values.data(),
+                ban_ids.data(),
+                masks ? masks->data() : nullptr,
                 masks ? int(masks->shape(1)) : 0};
-    b.outputs = {token.data(), logprob.data(), rank.data(), top_ids.data(), top_logprobs.data(), width, status.data()};
+    b.outputs = {token.data(),        logprob.data(), rank.data(),  top_ids.data(),
+                 top_logprobs.data(), width,          status.data()};
     b.logits = logits ? logits->data() : nullptr;
     nb::gil_scoped_release release;
     runtime->step(b);
@@ -224,26 +242,40 @@ NB_MODULE(_native, m) {
     return names;
   });
 
-  m.def("packed_bytes", [](int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
-    return describe(n, k, elem, bits, group, zero, has_offset, wide).bytes();
-  }, "n"_a, "k"_a, "elem"_a, "bits"_a = 0, "group"_a = 0, "zero"_a = 0, "has_offset"_a = false, "wide"_a = false);
-  m.def("pack_ints", [](Array<uint8_t, 2> q, Array<float, 2> scale, std::optional<Array<float, 2>> offset, int bits, int group,
-                        int zero, bool wide, Out<uint8_t, 1> out) {
-    const Matrix d = describe(int(q.shape(0)), int(q.shape(1)), int(Elem::ints), bits, group, zero, offset.has_value(), wide);
-    require(scale.shape(0) == q.shape(0) && int(scale.shape(1)) == d.k / group, "scale is [n, k / group]");
-    if (offset) require(offset->shape(0) == q.shape(0) && int(offset->shape(1)) == d.k / group, "offset is [n, k / group]");
-    require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
-    nb::gil_scoped_release release;
-    pack_ints(d, q.data(), scale.data(), offset ? offset->data() : nullptr, out.data());
-  }, "q"_a, "scale"_a, "offset"_a.none(), "bits"_a, "group"_a, "zero"_a, "wide"_a, "out"_a);
-  m.def("pack_dense", [](Array<uint8_t, 2> rows, int k, int elem, Out<uint8_t, 1> out) {
-    require(elem >= 1 && elem <= 3, "elem must be 1 (f32), 2 (f16) or 3 (bf16)");
-    const Matrix d = describe(int(rows.shape(0)), k, elem, 0, 0, 0, false, false);
-    require(rows.shape(1) == size_t(k) * (elem == 1 ? 4 : 2), "rows have the wrong number of bytes");
-    require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
-    nb::gil_scoped_release release;
-    pack_dense(d, rows.data(), out.data());
-  }, "rows"_a, "k"_a, "elem"_a, "out"_a);
+  m.def(
+      "packed_bytes",
+      [](int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
+        return describe(n, k, elem, bits, group, zero, has_offset, wide).bytes();
+      },
+      "n"_a, "k"_a, "elem"_a, "bits"_a = 0, "group"_a = 0, "zero"_a = 0, "has_offset"_a = false,
+      "wide"_a = false);
+  m.def(
+      "pack_ints",
+      [](Array<uint8_t, 2> q, Array<float, 2> scale, std::optional<Array<float, 2>> offset, int bits,
+         int group, int zero, bool wide, Out<uint8_t, 1> out) {
+        const Matrix d = describe(int(q.shape(0)), int(q.shape(1)), int(Elem::ints), bits, group, zero,
+                                  offset.has_value(), wide);
+        require(scale.shape(0) == q.shape(0) && int(scale.shape(1)) == d.k / group,
+                "scale is [n, k / group]");
+        if (offset)
+          require(offset->shape(0) == q.shape(0) && int(offset->shape(1)) == d.k / group,
+                  "offset is [n, k / group]");
+        require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
+        nb::gil_scoped_release release;
+        pack_ints(d, q.data(), scale.data(), offset ? offset->data() : nullptr, out.data());
+      },
+      "q"_a, "scale"_a, "offset"_a.none(), "bits"_a, "group"_a, "zero"_a, "wide"_a, "out"_a);
+  m.def(
+      "pack_dense",
+      [](Array<uint8_t, 2> rows, int k, int elem, Out<uint8_t, 1> out) {
+        require(elem >= 1 && elem <= 3, "elem must be 1 (f32), 2 (f16) or 3 (bf16)");
+        const Matrix d = describe(int(rows.shape(0)), k, elem, 0, 0, 0, false, false);
+        require(rows.shape(1) == size_t(k) * (elem == 1 ? 4 : 2), "rows have the wrong number of bytes");
+        require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
+        nb::gil_scoped_release release;
+        pack_dense(d, rows.data(), out.data());
+      },
+      "rows"_a, "k"_a, "elem"_a, "out"_a);
 
   using View = Builder::View;
   using Norm = Builder::Norm;
@@ -251,22 +283,23 @@ NB_MODULE(_native, m) {
   const Norm no_norm{-1, -1, 0.0f, 0.0f, false};
   nb::class_<Builder>(m, "Program")
       .def(nb::init<>())
-      .def("add_matrix", &Builder::add_matrix, "data"_a, "n"_a, "k"_a, "elem"_a, "bits"_a = 0, "group"_a = 0, "zero"_a = 0,
-           "has_offset"_a = false, "wide"_a = false)
+      .def("add_matrix", &Builder::add_matrix, "data"_a, "n"_a, "k"_a, "elem"_a, "bits"_a = 0, "group"_a = 0,
+           "zero"_a = 0, "has_offset"_a = false, "wide"_a = false)
       .def("add_vector", &Builder::add_vector, "values"_a)
       .def("add_rope", &Builder::add_rope, "inv_freq"_a, "scale"_a)
       .def("add_layer", &Builder::add_layer, "kv_heads"_a, "head_dim"_a)
       .def("add_slot", &Builder::add_slot, "width"_a, "logit_rows"_a)
-      .def("add_op", &Builder::add_op, "kind"_a, "x"_a = no_view, "y"_a = no_view, "z"_a = no_view, "out"_a, "residual"_a = -1,
-           "segments"_a = std::vector<std::tuple<int, int>>{}, "norm"_a = no_norm, "k_norm"_a = no_norm, "act"_a = 0,
-           "scale"_a = 1.0f, "softcap"_a = 0.0f, "heads"_a = 1, "kv_heads"_a = 1, "head_dim"_a = 0, "window"_a = 0,
-           "layer"_a = 0, "sinks"_a = -1, "rope"_a = -1);
+      .def("add_op", &Builder::add_op, "kind"_a, "x"_a = no_view, "y"_a = no_view, "z"_a = no_view, "out"_a,
+           "residual"_a = -1, "segments"_a = std::vector<std::tuple<int, int>>{}, "norm"_a = no_norm,
+           "k_norm"_a = no_norm, "act"_a = 0, "scale"_a = 1.0f, "softcap"_a = 0.0f, "heads"_a = 1,
+           "kv_heads"_a = 1, "head_dim"_a = 0, "window"_a = 0, "layer"_a = 0, "sinks"_a = -1, "rope"_a = -1);
   nb::class_<Engine>(m, "Runtime")
-      .def(nb::init<Builder&, int, int, bool, bool, int, int, int, int, int, const std::string&>(), "program"_a, "vocab"_a,
-           "hidden"_a, "exact"_a, "kv_f32"_a, "threads"_a, "max_tokens"_a, "max_seqs"_a, "max_context"_a, "num_blocks"_a, "isa"_a)
-      .def("step", &Engine::step, "tokens"_a, "seq_tokens"_a, "seq_context"_a, "block_start"_a, "blocks"_a, "samples"_a,
-           "history"_a, "bias_ids"_a, "bias_values"_a, "ban_ids"_a, "masks"_a.none(), "token"_a, "logprob"_a, "rank"_a,
-           "top_ids"_a, "top_logprobs"_a, "status"_a, "logits"_a.none())
+      .def(nb::init<Builder&, int, int, bool, bool, int, int, int, int, int, const std::string&>(),
+           "program"_a, "vocab"_a, "hidden"_a, "exact"_a, "kv_f32"_a, "threads"_a, "max_tokens"_a,
+           "max_seqs"_a, "max_context"_a, "num_blocks"_a, "isa"_a)
+      .def("step", &Engine::step, "tokens"_a, "seq_tokens"_a, "seq_context"_a, "block_start"_a, "blocks"_a,
+           "samples"_a, "history"_a, "bias_ids"_a, "bias_values"_a, "ban_ids"_a, "masks"_a.none(), "token"_a,
+           "logprob"_a, "rank"_a, "top_ids"_a, "top_logprobs"_a, "status"_a, "logits"_a.none())
       .def("copy_blocks", &Engine::copy_blocks, "pairs"_a)
       .def_prop_ro("kv_block_bytes", [](const Engine& e) { return e.runtime->kv_block_bytes(); })
       .def_prop_ro("arena_bytes", [](const Engine& e) { return e.runtime->arena_bytes(); });

@@ -26,14 +26,17 @@ void require(bool ok, const char* what) {
 }
 
 // out = act(gate) * (norm(x) w^T + bias) + residual, computed as blocks of `tiles` tiles and `rows` rows.
-void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int group, int zero, bool has_offset, bool wide,
-            int compute, std::optional<Floats1> norm_weight, float eps, std::optional<Floats1> bias,
-            std::optional<Floats2> residual, std::optional<Floats2> gate, int act, int tiles, int rows, Out2 out) {
-  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)), "this CPU or build does not have that instruction set");
+void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int group, int zero,
+            bool has_offset, bool wide, int compute, std::optional<Floats1> norm_weight, float eps,
+            std::optional<Floats1> bias, std::optional<Floats2> residual, std::optional<Floats2> gate,
+            int act, int tiles, int rows, Out2 out) {
+  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)),
+          "this CPU or build does not have that instruction set");
   const KernelTable& table = kernels(Isa(isa));
   const int m = int(x.shape(0)), k = int(x.shape(1));
   Matrix w;
-  w.n = n, w.k = k, w.elem = Elem(elem), w.bits = bits, w.group = group, w.zero = zero, w.has_offset = has_offset, w.wide = wide;
+  w.n = n, w.k = k, w.elem = Elem(elem), w.bits = bits, w.group = group, w.zero = zero,
+  w.has_offset = has_offset, w.wide = wide;
   if (const char* fault = w.fault()) throw std::invalid_argument(fault);
   require(packed.shape(0) == w.bytes(), "packed matrix has the wrong number of bytes");
   w.data = packed.data();
@@ -55,8 +58,10 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
   p.norm.eps = eps;
   p.want_q = compute == int(Compute::int8), p.want_bf16 = compute == int(Compute::bf16);
   p.normed = normed.data(), p.normed_stride = stride;
-  p.to.q = q.data(), p.to.q_stride = stride, p.to.scale = scale.data(), p.to.scale_stride = stride / kActGroup;
-  p.to.sums16 = sums16.data(), p.to.sums32 = sums32.data(), p.to.sum_stride = stride / 16, p.to.bf16 = bf16.data();
+  p.to.q = q.data(), p.to.q_stride = stride, p.to.scale = scale.data(),
+  p.to.scale_stride = stride / kActGroup;
+  p.to.sums16 = sums16.data(), p.to.sums32 = sums32.data(), p.to.sum_stride = stride / 16,
+  p.to.bf16 = bf16.data();
   p.to.f32 = norm_weight ? normed.data() : x.data();
   p.to.f32_stride = norm_weight ? stride : size_t(k);
   table.prepare_rows(p, 0, m);
@@ -76,22 +81,26 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
       if (gate) {
         for (int i = r; i < r1; i++)
           for (int c = t * kTile; c < std::min(n, t1 * kTile); c++)
-            block[size_t(i - r) * kBlockTiles * kTile + size_t(c - t * kTile)] = gate->data()[size_t(i) * n + c];
+            block[size_t(i - r) * kBlockTiles * kTile + size_t(c - t * kTile)] =
+                gate->data()[size_t(i) * n + c];
         a.out.gate = block.data(), a.out.gate_stride = kBlockTiles * kTile;
       }
       table.matmul_block(a, t, t1, r, r1, aligned);
     }
 }
 
-void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide,
-           nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids, Out2 out) {
-  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)), "this CPU or build does not have that instruction set");
+void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, int zero, bool has_offset,
+           bool wide, nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids, Out2 out) {
+  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)),
+          "this CPU or build does not have that instruction set");
   Matrix w;
-  w.n = n, w.k = k, w.elem = Elem(elem), w.bits = bits, w.group = group, w.zero = zero, w.has_offset = has_offset, w.wide = wide;
+  w.n = n, w.k = k, w.elem = Elem(elem), w.bits = bits, w.group = group, w.zero = zero,
+  w.has_offset = has_offset, w.wide = wide;
   if (const char* fault = w.fault()) throw std::invalid_argument(fault);
   require(packed.shape(0) == w.bytes(), "packed matrix has the wrong number of bytes");
   require(out.shape(0) == ids.shape(0) && int(out.shape(1)) == k, "out is [ids, k]");
-  for (size_t i = 0; i < ids.shape(0); i++) require(ids.data()[i] >= 0 && ids.data()[i] < n, "row outside the matrix");
+  for (size_t i = 0; i < ids.shape(0); i++)
+    require(ids.data()[i] >= 0 && ids.data()[i] < n, "row outside the matrix");
   w.data = packed.data();
   kernels(Isa(isa)).embed_rows(w, ids.data(), 1.0f, out.data(), size_t(k), 0, int(ids.shape(0)));
 }
@@ -100,11 +109,11 @@ void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, 
 
 void bind_matmul_tests(nb::module_& m) {
   using namespace nb::literals;
-  m.def("test_matmul", &matmul, "isa"_a, "x"_a, "packed"_a, "n"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a, "has_offset"_a,
-        "wide"_a, "compute"_a, "norm_weight"_a.none(), "eps"_a, "bias"_a.none(), "residual"_a.none(), "gate"_a.none(), "act"_a,
-        "tiles"_a, "rows"_a, "out"_a);
-  m.def("test_embed", &embed, "isa"_a, "packed"_a, "n"_a, "k"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a, "has_offset"_a,
-        "wide"_a, "ids"_a, "out"_a);
+  m.def("test_matmul", &matmul, "isa"_a, "x"_a, "packed"_a, "n"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a,
+        "has_offset"_a, "wide"_a, "compute"_a, "norm_weight"_a.none(), "eps"_a, "bias"_a.none(),
+        "residual"_a.none(), "gate"_a.none(), "act"_a, "tiles"_a, "rows"_a, "out"_a);
+  m.def("test_embed", &embed, "isa"_a, "packed"_a, "n"_a, "k"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a,
+        "has_offset"_a, "wide"_a, "ids"_a, "out"_a);
 }
 
 }  // namespace ff

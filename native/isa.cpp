@@ -4,11 +4,11 @@ namespace ff {
 
 bool isa_available(Isa isa) {
   switch (isa) {
-    case Isa::scalar:
-      return true;
+    case Isa::scalar: return true;
 #if defined(__x86_64__)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("f16c");
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -16,8 +16,7 @@ bool isa_available(Isa isa) {
              __builtin_cpu_supports("avx512vbmi");
 #else
     case Isa::avx2:
-    case Isa::avx512:
-      return false;
+    case Isa::avx512: return false;
 #endif
   }
   return false;

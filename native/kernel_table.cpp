@@ -2,10 +2,16 @@
 
 namespace ff {
 
-namespace scalar { const KernelTable& table(); }
+namespace scalar {
+const KernelTable& table();
+}
 #if defined(__x86_64__)
-namespace avx2 { const KernelTable& table(); }
-namespace avx512 { const KernelTable& table(); }
+namespace avx2 {
+const KernelTable& table();
+}
+namespace avx512 {
+const KernelTable& table();
+}
 #endif
 
 const KernelTable& kernels(Isa isa) {

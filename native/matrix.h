@@ -1,4 +1,4 @@
-// Packed weights: sixteen output columns to a tile, K interleaved so that one 64-byte load meets one broadcast.
+// Packed weights: sixteen output columns to a tile, K interleaved: one 64-byte load meets one broadcast.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,14 @@ enum class Elem : int32_t { ints = 0, f32 = 1, f16 = 2, bf16 = 3 };
 
 // A matrix [n, k] (out features, in features); data is not owned. Columns n .. 16 * tiles() - 1 are zero.
 //
-// ints: w = scale * (q - zero) + offset per group of `group` consecutive k of one column. A tile is k / group groups of
-//   ints, 16 scales and, if has_offset, 16 offsets (fp16, or fp32 if wide). The ints are steps of 4 k x 16 columns, a
-//   step being 64 bytes [column][4]; with s = group / 4 steps:
+// ints: w = scale * (q - zero) + offset per group of `group` consecutive k of one column. A tile is k / group
+//   groups of ints, 16 scales and, if has_offset, 16 offsets (fp16, or fp32 if wide). The ints are steps of
+//   4 k x 16 columns, a step being 64 bytes [column][4]; with s = group / 4 steps:
 //     8 bits  s x 64 bytes
 //     4 bits  s / 2 x 64 bytes, the low nibbles step i, the high nibbles step i + s / 2
 //     5 bits  the same, then s x 8 bytes: bit j of the 64 is bit 4 of byte j of the step
-//     6 bits  the 4-bit part, then s / 4 x 64 bytes: bits 2i, 2i+1 of a byte are bits 4, 5 of step 4 * block + i
+//     6 bits  the 4-bit part, then s / 4 x 64 bytes: bits 2i, 2i+1 of a byte are bits 4, 5 of step
+//             4 * block + i
 // f32, f16: a tile is [k][16].  bf16: a tile is [(k + 1) / 2][16][2].
 struct Matrix {
   const uint8_t* data = nullptr;

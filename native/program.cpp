@@ -34,15 +34,13 @@ class Checker {
         require(vector(o.norm.weight) == o.out.width / o.heads, "norm weight has the wrong length");
         return;
       case OpKind::linear:
-      case OpKind::logits:
-        return linear(o);
+      case OpKind::logits: return linear(o);
       case OpKind::rope:
         ref(o.x, "x");
         rope(o);
         require(o.x.width == o.out.width && o.out.width == o.heads * o.head_dim, "rope widths differ");
         return;
-      case OpKind::attention:
-        return attention(o);
+      case OpKind::attention: return attention(o);
       case OpKind::gate:
       case OpKind::add:
         ref(o.x, "x");
@@ -65,7 +63,8 @@ class Checker {
   void ref(const Ref& r, const char* name) const {
     const bool ok = r.slot >= 0 && size_t(r.slot) < p_.slot_width.size() && r.start >= 0 && r.width > 0 &&
                     r.start + r.width <= p_.slot_width[size_t(r.slot)];
-    if (!ok) throw std::invalid_argument("op " + std::to_string(index_) + ": " + name + " is outside its slot");
+    if (!ok)
+      throw std::invalid_argument("op " + std::to_string(index_) + ": " + name + " is outside its slot");
   }
   int vector(int32_t i) const {
     require(i >= 0 && size_t(i) < p_.vectors.size(), "vector does not exist");
@@ -80,7 +79,8 @@ class Checker {
     require(o.segments.size() >= least && o.segments.size() <= most, "wrong number of matrices");
     for (const Segment& s : o.segments) {
       require(s.matrix >= 0 && size_t(s.matrix) < p_.matrices.size(), "matrix does not exist");
-      if (s.bias >= 0) require(vector(s.bias) == p_.matrices[size_t(s.matrix)].n, "bias has the wrong length");
+      if (s.bias >= 0)
+        require(vector(s.bias) == p_.matrices[size_t(s.matrix)].n, "bias has the wrong length");
     }
   }
   void linear(const Op& o) const {
@@ -93,7 +93,8 @@ class Checker {
       n += matrix(o, i).n;
     }
     if (o.act != Act::none) {
-      require(o.segments.size() == 2 && matrix(o, 0).n == matrix(o, 1).n, "a gate needs two matrices of one shape");
+      require(o.segments.size() == 2 && matrix(o, 0).n == matrix(o, 1).n,
+              "a gate needs two matrices of one shape");
       n /= 2;
     }
     require(n == o.out.width, "matrices and output differ in width");
@@ -110,10 +111,13 @@ class Checker {
     require(o.layer >= 0 && size_t(o.layer) < p_.layers.size(), "layer does not exist");
     const LayerShape& l = p_.layers[size_t(o.layer)];
     require(l.kv_heads == o.kv_heads && l.head_dim == o.head_dim, "attention and its layer differ in shape");
-    require(o.heads > 0 && o.kv_heads > 0 && o.heads % o.kv_heads == 0, "heads must be a multiple of kv_heads");
+    require(o.heads > 0 && o.kv_heads > 0 && o.heads % o.kv_heads == 0,
+            "heads must be a multiple of kv_heads");
     require(o.heads / o.kv_heads <= 16, "more than 16 query heads share a KV head");
-    require(o.head_dim >= 16 && o.head_dim % 16 == 0 && o.head_dim <= 512, "head_dim must be a multiple of 16 up to 512");
-    require(o.x.width == o.heads * o.head_dim && o.out.width == o.x.width, "q and output have the wrong width");
+    require(o.head_dim >= 16 && o.head_dim % 16 == 0 && o.head_dim <= 512,
+            "head_dim must be a multiple of 16 up to 512");
+    require(o.x.width == o.heads * o.head_dim && o.out.width == o.x.width,
+            "q and output have the wrong width");
     require(o.y.width == o.kv_heads * o.head_dim && o.z.width == o.y.width, "k or v has the wrong width");
     require(o.scale > 0 && o.window >= 0 && o.softcap >= 0, "scale, window or soft cap is out of range");
     if (o.norm.weight >= 0) require(vector(o.norm.weight) == o.head_dim, "q norm has the wrong length");
@@ -129,7 +133,8 @@ class Checker {
 }  // namespace
 
 void ProgramSpec::check() const {
-  if (ops.empty() || ops.back().kind != OpKind::logits) throw std::invalid_argument("the last op must be logits");
+  if (ops.empty() || ops.back().kind != OpKind::logits)
+    throw std::invalid_argument("the last op must be logits");
   if (slot_width.size() != slot_is_logit_rows.size()) throw std::invalid_argument("slots without kinds");
   for (size_t i = 0; i < matrices.size(); i++)
     if (const char* fault = matrices[i].fault())

@@ -1,4 +1,5 @@
-// A Program as the runtime runs it: flat ops over slots of an arena. Built by Python once, read-only afterwards.
+// A Program as the runtime runs it: flat ops over slots of an arena. Built by Python once, read-only
+// afterwards.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@ constexpr int kActGroup = 64;  // activations that share one int8 scale; a multi
 
 enum class Act : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
 
-// What a matmul computes with: int8 activations on integer weights, bf16 pairs on bf16 weights, or fp32 on any.
+// What a matmul computes with: int8 on integer weights, bf16 pairs on bf16 weights, or fp32 on any.
 enum class Compute : int32_t { int8 = 0, bf16 = 1, f32 = 2 };
 
 struct NormArgs {  // weight null: no norm. bias null: none.
@@ -23,11 +23,11 @@ struct NormArgs {  // weight null: no norm. bias null: none.
 struct ActRows {
   const float* f32 = nullptr;
   size_t f32_stride = 0;
-  int8_t* q = nullptr;          // [rows, q_stride]
-  float* scale = nullptr;       // [rows, scale_stride], one per kActGroup
-  int32_t* sums16 = nullptr;    // [rows, sum_stride], sums of q over 16 consecutive k
-  int32_t* sums32 = nullptr;    // [rows, sum_stride], over 32
-  uint16_t* bf16 = nullptr;     // [rows, q_stride], zero-padded to even k
+  int8_t* q = nullptr;        // [rows, q_stride]
+  float* scale = nullptr;     // [rows, scale_stride], one per kActGroup
+  int32_t* sums16 = nullptr;  // [rows, sum_stride], sums of q over 16 consecutive k
+  int32_t* sums32 = nullptr;  // [rows, sum_stride], over 32
+  uint16_t* bf16 = nullptr;   // [rows, q_stride], zero-padded to even k
   size_t q_stride = 0, scale_stride = 0, sum_stride = 0;
 };
 
@@ -49,7 +49,8 @@ struct MatmulOut {
   const float* bias = nullptr;      // [n]
   const float* residual = nullptr;  // element (0, 0); may alias out
   size_t residual_stride = 0;
-  const float* gate = nullptr;  // out = act(gate) * y; [rows, gate_stride], its first row and column are those of the block
+  // out = act(gate) * y; [rows, gate_stride], its first row and column are those of the block.
+  const float* gate = nullptr;
   size_t gate_stride = 0;
   Act act = Act::none;
   float scale = 1, softcap = 0;
@@ -62,16 +63,16 @@ struct MatmulArgs {
   MatmulOut out;
 };
 
-constexpr int kStreamRows = 4;   // up to here weights are unpacked in registers, above once per panel
-constexpr int kBlockTiles = 4;   // tiles of one work item of a matmul
-constexpr int kRowChunk = 96;    // rows of one work item of a matmul
+constexpr int kStreamRows = 4;  // up to here weights are unpacked in registers, above once per panel
+constexpr int kBlockTiles = 4;  // tiles of one work item of a matmul
+constexpr int kRowChunk = 96;   // rows of one work item of a matmul
 
 // Bytes of scratch that matmul_block needs per thread for matrices of up to k columns.
 inline size_t matmul_scratch_bytes(int k) {
-  const size_t panel = size_t(k + 64) * kBlockTiles * kTile;                  // unpacked bytes
-  const size_t scales = size_t(k / 16 + 1) * kBlockTiles * kTile * 4 * 2;     // fp32 scales and offsets
-  const size_t chunk = size_t(64) * kBlockTiles * kTile * 4;                  // fp32 path: 64 k
-  const size_t sums = size_t(kRowChunk) * kBlockTiles * kTile * 4;            // fp32 path: accumulators
+  const size_t panel = size_t(k + 64) * kBlockTiles * kTile;               // unpacked bytes
+  const size_t scales = size_t(k / 16 + 1) * kBlockTiles * kTile * 4 * 2;  // fp32 scales and offsets
+  const size_t chunk = size_t(64) * kBlockTiles * kTile * 4;               // fp32 path: 64 k
+  const size_t sums = size_t(kRowChunk) * kBlockTiles * kTile * 4;         // fp32 path: accumulators
   return panel + scales + chunk + sums + 256;
 }
 

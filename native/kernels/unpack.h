@@ -69,12 +69,14 @@ static void decode_ints(const Matrix& m, const uint8_t* p, float* out, size_t st
   }
 }
 
-// k0 .. k0 + n - 1 of a tile as fp32, row i of sixteen columns at out + i * stride. k0 is a multiple of 64, n at most 64.
+// k0 .. k0 + n - 1 of a tile as fp32, row i of sixteen columns at out + i * stride. k0 is a multiple of 64,
+// n at most 64.
 static void decode_tile(const Matrix& m, int tile, int k0, int n, float* out, size_t stride) {
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
   switch (m.elem) {
     case Elem::f32:
-      for (int i = 0; i < n; i++) store(out + size_t(i) * stride, load(reinterpret_cast<const float*>(p) + size_t(k0 + i) * 16));
+      for (int i = 0; i < n; i++)
+        store(out + size_t(i) * stride, load(reinterpret_cast<const float*>(p) + size_t(k0 + i) * 16));
       return;
     case Elem::f16:
       for (int i = 0; i < n; i++)

@@ -131,17 +131,11 @@ SpmTokenizer::SpmTokenizer(TokenTexts texts, std::vector<float> scores, std::vec
       case TokenType::kByte:
         if (const int byte = parse_byte_token(text); byte >= 0) byte_id_[byte] = id;
         continue;
-      case TokenType::kUnused:
-        continue;
+      case TokenType::kUnused: continue;
       case TokenType::kControl:
-      case TokenType::kUnknown:
-        special_.add(text, id);
-        continue;
-      case TokenType::kUserDefined:
-        special_.add(text, id);
-        break;
-      default:
-        break;
+      case TokenType::kUnknown: special_.add(text, id); continue;
+      case TokenType::kUserDefined: special_.add(text, id); break;
+      default: break;
     }
     if (text.empty()) continue;
     longest_ = std::max(longest_, text.size());

@@ -22,7 +22,7 @@ class EngineConfig:
 
     model: str = "smollm2"
     max_model_len: int | None = None
-    """Longest sequence, prompt and answer together (tokens). None: what the model allows and the KV pool holds."""
+    """Longest sequence, prompt and answer together (tokens). None: what model and KV pool allow."""
     max_num_seqs: int = 64
     """Sequences computed in one step."""
     max_num_batched_tokens: int = 512
@@ -48,7 +48,14 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "threads", "max_waiting"):
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_kv_blocks",
+            "threads",
+            "max_waiting",
+        ):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ConfigError(f"{name} must be between 1 and 2147483647, got {value!r}")
@@ -56,7 +63,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment says. FOURFOLD_CACHE_DIR: artefacts and downloaded models. FOURFOLD_API_KEY: server key."""
+    """What the environment says.
+
+    FOURFOLD_CACHE_DIR: artefacts and downloaded models. FOURFOLD_API_KEY: the server's key.
+    """
 
     cache_dir: Path = field(default_factory=lambda: _default_cache())
     api_key: str | None = None

@@ -45,4 +45,4 @@ class EngineDeadError(FourfoldError):
 
 
 class EngineFaultError(FourfoldError):
-    """One request failed inside the engine (for example non-finite logits); others are unaffected (HTTP 500)."""
+    """One request failed inside the engine, e.g. non-finite logits (HTTP 500). Others are unaffected."""

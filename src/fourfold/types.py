@@ -106,14 +106,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                     )
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
-                raise InvalidRequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias!r}", "logit_bias")
+                raise InvalidRequestError(
+                    f"logit_bias of token {token} must be in [-100, 100], got {bias!r}", "logit_bias"
+                )
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence for the engine to continue. `n > 1` is expanded by the client into n of these.
 
     prompt_ids: token ids, at least one.
-    eos_ids: ids that end the answer unless sampling.ignore_eos (union of config, generation config, tokenizer).
+    eos_ids: ids that end the answer unless sampling.ignore_eos (of config, generation config and tokenizer).
     allowed_vocab: ids at or above it have no token and are never sampled (Qwen pads its logits).
     cache_salt: who may share KV with this request; derived from the API key, narrowed by the body.
     priority: lower runs first.  arrival: time.monotonic() seconds of the process that made it.

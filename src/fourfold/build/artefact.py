@@ -97,7 +97,7 @@ def load_or_build(
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Work folders of builds of this artefact that were killed; those of running builds are younger than an hour."""
+    """Work folders of killed builds of this artefact; those of running builds are younger than an hour."""
     for old in folder.parent.glob(f".{folder.name}-*"):
         with contextlib.suppress(OSError):
             if old.stat().st_mtime < folder.parent.stat().st_mtime - 3600:

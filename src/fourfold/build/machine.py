@@ -36,7 +36,7 @@ def _cpu_quota(cgroup: Path) -> float | None:
 
 
 def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can be allocated without swapping: the system's MemAvailable, at most what the cgroup leaves."""
+    """Bytes that can be allocated without swapping: MemAvailable, at most what the cgroup leaves."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable:"))

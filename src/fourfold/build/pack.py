@@ -49,7 +49,8 @@ def _halves_order(rows: int, heads: int) -> NDArray[np.intp]:
     """Row i of the result is row order[i] of a checkpoint with interleaved rotary pairs."""
     head_dim = rows // heads
     within = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
-    return (np.arange(heads)[:, None] * head_dim + within[None, :]).reshape(-1)
+    order: NDArray[np.intp] = np.arange(heads)[:, None] * head_dim + within[None, :]
+    return order.reshape(-1)
 
 
 def pack_vector(source: WeightSource, binding: Binding) -> NDArray[np.float32]:

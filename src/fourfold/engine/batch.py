@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 SAMPLE_DTYPE = np.dtype(
     [
         ("seed", "<u8"),
-        ("counter", "<u8"),  # index of the token to draw in its request: the draw depends on (seed, counter) only
+        ("counter", "<u8"),  # index of the token in its request: a draw depends on (seed, counter) only
         ("row", "<i4"),  # row of Batch.tokens whose hidden state is read
         ("target", "<i4"),  # >= 0: do not sample, report this token's logprob (prompt logprobs)
         ("temperature", "<f4"),  # 0: greedy
@@ -49,8 +49,8 @@ class Batch:
     seq_tokens: int32 [S], tokens of each sequence in this step (sum T).
     seq_context: int32 [S], tokens of each sequence already in the KV cache; its tokens here have positions
         seq_context .. seq_context + seq_tokens - 1.
-    block_start: int32 [S + 1]; block ids of sequence s are blocks[block_start[s] : block_start[s + 1]], enough for
-        seq_context + seq_tokens tokens.
+    block_start: int32 [S + 1]; block ids of sequence s are blocks[block_start[s] : block_start[s + 1]],
+        enough for seq_context + seq_tokens tokens.
     blocks: int32.
     samples: SAMPLE_DTYPE [R].
     history, bias_ids, bias_values, ban_ids: what the records of `samples` point into.
@@ -77,10 +77,13 @@ class StepResult:
     """One entry per logit row.
 
     token: int32 [R], the sampled id (or the target).
-    logprob: float32 [R] of that token under softmax(logits), before temperature and penalties; NaN if not asked for.
+    logprob: float32 [R] of that token under softmax(logits), before temperature and penalties; NaN if not
+        asked for.
     rank: int32 [R], 1 = most likely; 0 if not asked for.
-    top_ids int32, top_logprobs float32: [R, K], K = largest logprobs asked for in the batch; unused places -1 / -inf.
-    status: uint8 [R]: 0 fine, 1 the row's logits were not all finite (nothing was sampled).
+    top_ids int32, top_logprobs float32: [R, K], K = largest logprobs asked for in the batch; unused places
+        are -1 and -inf.
+    status: uint8 [R]: 0 fine, 1 the row's logits were not all finite (nothing was sampled), 2 masks and
+        bans left no token.
     logits: float32 [R, vocab] if the batch asked for them.
     """
 

@@ -1,4 +1,4 @@
-"""The engine as the server and the offline API see it. Local, in another process or on another machine: one protocol."""
+"""The engine as the server and the offline API see it: one protocol, local, in another process or remote."""
 
 from __future__ import annotations
 

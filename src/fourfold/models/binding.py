@@ -1,4 +1,4 @@
-"""How a Program's weight is made from a checkpoint's tensors: data, so that loaders and packers can share it."""
+"""How a Program's weight is made from a checkpoint's tensors: data that loaders and packers share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ class Binding:
     """A Program weight = rows [row_start, row_start + rows) of checkpoint tensor `source`, perhaps reordered.
 
     rows: None means all of them.
-    interleaved_heads: the checkpoint stores each head's rotary pairs interleaved (2i, 2i+1), as GGUF files of the
-        llama family do; its rows are to be reordered to halves (i, i + head_dim/2). The value is the number of heads.
+    interleaved_heads: the checkpoint stores each head's rotary pairs interleaved (2i, 2i+1), as GGUF files of
+        the llama family do; its rows are to be reordered to halves (i, i + head_dim/2). The value is the
+        number of heads.
     add: constant added to every element of a vector on load (GGUF's Gemma norms already contain their +1).
     """
 

@@ -51,8 +51,8 @@ class RopeSpec:
 
     inv_freq: dim/2 angular frequencies (radians per position), already scaled by the variant (linear, NTK,
     yarn, llama3, longrope).  scale: factor on cos and sin (yarn's and longrope's attention factor).
-    The pair of column i is i + dim/2 ("halves", as in Hugging Face); checkpoints that store interleaved pairs have
-    their rows reordered at load.
+    The pair of column i is i + dim/2 ("halves", as in Hugging Face); checkpoints that store interleaved pairs
+    have their rows reordered at load.
     """
 
     dim: int
@@ -113,8 +113,9 @@ class Attention:
 
     q: [T, heads*head_dim], k, v: [T, kv_heads*head_dim]; query head h reads KV head h // (heads/kv_heads).
     scale: on q·k.  window: a query sees itself and the window-1 tokens before it (None: all).
-    softcap: s -> softcap * tanh(s / softcap).  sinks: weight of [heads] extra logits in the softmax denominator.
-    q_norm, k_norm, rope: fused prologue, applied per head in this order, before the scores and before the cache write.
+    softcap: s -> softcap * tanh(s / softcap).
+    sinks: weight of [heads] extra logits in the softmax denominator.
+    q_norm, k_norm, rope: fused prologue, applied per head in this order, before scores and cache write.
     """
 
     q: View
