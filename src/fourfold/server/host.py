@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from fourfold.server.front import Front
 from fourfold.server.settings import ServerSettings
@@ -25,7 +25,7 @@ BACKSTOP_SECONDS = 3
 class Host(uvicorn.Server):
     """Serves until `stop` is called; then takes no connection, lets running answers finish, and returns."""
 
-    def __init__(self, app: FastAPI, settings: ServerSettings, on_started: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette, settings: ServerSettings, on_started: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
             http="httptools",

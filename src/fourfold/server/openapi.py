@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from fourfold._version import __version__
+from fourfold.server.errors import JSON
 from fourfold.server.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 _BODIES: dict[str, type[msgspec.Struct]] = {
@@ -19,6 +22,10 @@ _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/detokenize": DetokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+
+DOCS_PATH = "/docs"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +67,27 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
+
+
+def document_endpoint(operations: Sequence[Operation]) -> Endpoint:
+    async def endpoint(_: Request) -> Response:
+        return Response(msgspec.json.encode(document(operations)), media_type=JSON)
+
+    return endpoint
+
+
+def docs_endpoint(operations: Sequence[Operation]) -> Endpoint:
+    """A page that needs nothing from other hosts: the routes, and where the whole document is."""
+
+    async def endpoint(_: Request) -> Response:
+        rows = "".join(
+            f"<tr><td>{each.method}</td><td><code>{each.path}</code></td><td>{each.summary}</td></tr>"
+            for each in operations
+        )
+        return HTMLResponse(
+            "<!doctype html><html lang=en><meta charset=utf-8><title>Fourfold</title>"
+            f"<h1>Fourfold {__version__}</h1><table>{rows}</table>"
+            "<p>Fields and types: <a href=openapi.json>openapi.json</a></p></html>"
+        )
+
+    return endpoint
