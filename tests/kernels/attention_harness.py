@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 
 
 def available_isas() -> list[int]:
-    return [i for i in range(len(ISAS)) if _native.isa_available(i)]
+    return [ISAS.index(name) for name in _native.isas()]
 
 
 def bf16(x: NDArray[Any]) -> Floats:

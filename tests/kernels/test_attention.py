@@ -101,9 +101,9 @@ def test_the_cache_holds_k_after_norm_and_rotation_and_v(f32: bool, isa: int) ->
 
 @every_isa
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", [0, 500, 513])
+@pytest.mark.parametrize("window", [0, 513])
 def test_equals_the_oracle_around_the_split_boundary(window: int, mode: str, isa: int) -> None:
-    layer = replace(Layer(heads=3, kv_heads=1, head_dim=32, window=window, sinks=sinks(3)), **MODES[mode])
+    layer = replace(Layer(heads=2, kv_heads=1, head_dim=16, window=window, sinks=sinks(2)), **MODES[mode])
     for count in (511, 512, 513, 1030):
         tokens = random_tokens(layer, count, seed=count)
         got, want = whole(layer, tokens, isa), reference(layer, tokens)
@@ -156,7 +156,7 @@ def test_any_chunking_gives_the_same_bits(name: str, mode: str, isa: int) -> Non
 @every_isa
 @pytest.mark.parametrize("window", [0, 300])
 def test_chunks_across_split_boundaries_give_the_same_bits(window: int, isa: int) -> None:
-    layer = Layer(heads=3, kv_heads=1, head_dim=32, window=window)
+    layer = Layer(heads=2, kv_heads=1, head_dim=16, window=window)
     tokens = random_tokens(layer, 1100, seed=12)
     want = whole(layer, tokens, isa)
     for sizes in (cut(1100, 512), cut(1100, 64), [500, *[1] * 30, 570], [1090, *[1] * 10]):
