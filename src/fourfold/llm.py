@@ -18,6 +18,7 @@ from fourfold.build.load import load_engine_backend
 from fourfold.config import EngineConfig
 from fourfold.engine.local import LocalEngine
 from fourfold.engine.loop import Engine
+from fourfold.engine.requests import RequestMaker
 from fourfold.errors import ConfigError, FourfoldError, InvalidRequestError
 from fourfold.hub import resolve
 from fourfold.progress import Progress, ReportedProgress, silent
@@ -204,32 +205,10 @@ class LLM:
         """The n requests of one prompt, with seeds that differ by one."""
         self.tokenizer.check_ids(ids)
         vocab = min(self.model.vocab_size, self.tokenizer.vocab_size)
-        params.validate(vocab)
-        room = self.model.max_model_len - len(ids)
-        if not ids:
-            raise InvalidRequestError("the prompt is empty; it must have at least one token", "prompt")
-        if room < 1 or (params.max_tokens or 0) > room:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens and {params.max_tokens or 'at least one'} are wanted, but "
-                f"{self.model.name} holds {self.model.max_model_len}; shorten the prompt, lower max_tokens "
-                "or raise max_model_len",
-                "prompt",
-            )
-        return [
-            EngineRequest(
-                request_id=f"local-{next(self._ids)}",
-                prompt_ids=ids,
-                sampling=msgspec.structs.replace(
-                    params,
-                    n=1,
-                    max_tokens=room if params.max_tokens is None else params.max_tokens,
-                    seed=None if params.seed is None else (params.seed + index) % 2**64,
-                ),
-                eos_ids=tuple(self.tokenizer.eos_ids),
-                allowed_vocab=vocab if vocab < self.model.vocab_size else None,
-            )
-            for index in range(params.n)
-        ]
+        make = RequestMaker(self.model, vocab, tuple(self.tokenizer.eos_ids))
+        max_tokens = make.max_tokens(len(ids), params)
+        names = [f"local-{next(self._ids)}" for _ in range(params.n)]
+        return make.siblings(names, ids, params, max_tokens)
 
 
 class _Answer:

@@ -78,7 +78,10 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     ]
     app = Starlette(
         routes=[
-            *(Route(path, _endpoint(front, handler), methods=[method]) for method, path, handler, _ in _ROUTES),
+            *(
+                Route(path, _endpoint(front, handler), methods=[method])
+                for method, path, handler, _ in _ROUTES
+            ),
             Route("/openapi.json", document_endpoint(operations), methods=["GET"]),
             Route(DOCS_PATH, docs_endpoint(operations), methods=["GET"]),
         ],

@@ -13,19 +13,19 @@ import msgspec
 from starlette.requests import Request
 
 from fourfold.engine.client import EngineClient
+from fourfold.engine.requests import RequestMaker
 from fourfold.errors import InvalidRequestError
 from fourfold.server.errors import HTTPError
 from fourfold.server.gate import cache_salt, read_body
 from fourfold.server.generate import Generation, Job
 from fourfold.server.metrics import Metrics
-from fourfold.server.sampling import sibling_seed
 from fourfold.server.settings import ServerSettings
 from fourfold.server.stream import OpenWork
 from fourfold.server.wire import Body, BodyReader, GenerationBody
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import OutputProcessor
 from fourfold.text.tokenizer import Tokenizer
-from fourfold.types import EngineRequest, ModelInfo, SamplingParams
+from fourfold.types import ModelInfo, SamplingParams
 
 T = TypeVar("T")
 
@@ -112,61 +112,38 @@ class Front:
                 f"request may have at most {self.settings.max_sequences}; send several requests",
                 "n",
             )
-        limits = [self._limit(len(prompt.ids), sampling, ask) for prompt in prompts]
-        for limit in set(limits):
-            msgspec.structs.replace(sampling, max_tokens=limit).validate(self.token_limit)
-        eos = tuple(sorted(self.tokenizer.eos_ids))
+        make = RequestMaker(self.model, self.token_limit, tuple(sorted(self.tokenizer.eos_ids)))
+        # All are checked before any is made: a request is refused as a whole.
+        limits = [
+            make.max_tokens(
+                len(prompt.ids), sampling, default=ask.default_max_tokens, prompt_field=ask.prompt_field
+            )
+            for prompt in prompts
+        ]
         group = uuid.uuid4().hex
-        jobs = []
+        jobs: list[Job] = []
         for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            for sibling in range(per_prompt):
-                own = msgspec.structs.replace(
-                    sampling, n=1, max_tokens=limit, seed=sibling_seed(sampling.seed, sibling)
+            first = number * per_prompt
+            requests = make.siblings(
+                [f"{group}-{first + sibling}" for sibling in range(per_prompt)],
+                prompt.ids,
+                sampling,
+                limit,
+                cache_salt=ask.salt,
+                priority=ask.priority,
+                arrival=ask.arrival,
+            )
+            for sibling, request in enumerate(requests):
+                output = OutputProcessor(
+                    self.tokenizer, request.sampling, request.eos_ids, prompt.continues_text, prompt.echoed
                 )
-                index = number * per_prompt + sibling
-                request = EngineRequest(
-                    request_id=f"{group}-{index}",
-                    prompt_ids=prompt.ids,
-                    sampling=own,
-                    eos_ids=eos,
-                    allowed_vocab=self.token_limit if self.token_limit < self.model.vocab_size else None,
-                    cache_salt=ask.salt,
-                    priority=ask.priority,
-                    arrival=ask.arrival,
-                )
-                output = OutputProcessor(self.tokenizer, own, eos, prompt.continues_text, prompt.echoed)
-                jobs.append(Job(index, number, sibling, request, output))
+                jobs.append(Job(first + sibling, number, sibling, request, output))
             self.metrics.max_tokens.observe(limit)
         self.metrics.n.observe(per_prompt)
         return jobs
 
     def generation(self, jobs: Sequence[Job]) -> Generation:
         return Generation(self.client, jobs, self.metrics, self.model.max_num_seqs)
-
-    def _limit(self, prompt_tokens: int, sampling: SamplingParams, ask: Ask) -> int:
-        """max_tokens for a prompt. Raises InvalidRequestError with both numbers if it does not fit the
-        context."""
-        most = self.model.max_model_len
-        if prompt_tokens == 0:
-            raise InvalidRequestError(
-                "the prompt is empty; it must have at least one token", ask.prompt_field
-            )
-        room = most - prompt_tokens
-        wanted = sampling.max_tokens
-        if wanted is None:
-            default = (
-                room if ask.default_max_tokens is None else max(ask.default_max_tokens, sampling.min_tokens)
-            )
-            wanted = max(1, min(default, room))
-        if wanted > room:
-            raise InvalidRequestError(
-                f"this model's maximum context length is {most} tokens, but {prompt_tokens + wanted} were "
-                f"requested ({prompt_tokens} in the prompt, {wanted} for the answer); "
-                "shorten the prompt or lower max_tokens",
-                ask.prompt_field if room <= 0 else "max_tokens",
-                "context_length_exceeded",
-            )
-        return wanted
 
 
 @dataclass(frozen=True, slots=True)

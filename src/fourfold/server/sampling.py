@@ -59,13 +59,6 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     return result
 
 
-def sibling_seed(seed: int | None, sibling: int) -> int | None:
-    """The seed of one of n completions; seeds wrap where 64 bits end."""
-    if seed is None or sibling == 0:
-        return seed
-    return (seed + sibling) % 2**64
-
-
 def usage_wanted(body: GenerationBody) -> UsageWanted:
     """What a stream is to say of its usage.
 
