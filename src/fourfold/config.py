@@ -111,6 +111,12 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def without_blas_threads() -> None:
+    """Call before NumPy is imported. Its BLAS starts threads then that spin for a while and have nothing to do
+    here; the kernels have threads of their own. Said otherwise in the environment, that holds."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def _default_cache(env: Mapping[str, str] | None = None) -> Path:
     env = os.environ if env is None else env
     base = env.get("XDG_CACHE_HOME")

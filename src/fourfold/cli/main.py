@@ -10,6 +10,7 @@ import click
 
 from fourfold._version import __version__
 from fourfold.cli.base import LazyGroup
+from fourfold.config import without_blas_threads
 from fourfold.errors import FourfoldError
 
 EXIT_ERROR = 1
@@ -52,6 +53,7 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, 1 (error), 2 (wrong usage), 130 (Ctrl-C) or 141 (the pipe was closed)."""
+    without_blas_threads()
     try:
         # Not cli.main(): it decides about closed pipes and exit codes by itself.
         with cli.make_context("fourfold", list(sys.argv[1:] if arguments is None else arguments)) as context:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
 import signal
@@ -11,13 +10,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
 from fourfold.config import EngineConfig
 from fourfold.engine.wire import DEFAULT_FACTORY, Command, Report, Start, write_start
+
+if TYPE_CHECKING:
+    import asyncio
 
 _MAX_DIRECTORY = 80
 """A Unix socket's path has at most 107 bytes."""
@@ -75,6 +77,8 @@ class EngineProcess:
         self, on_report: Callable[[Report], None], on_exit: Callable[[EngineProcess, str], None]
     ) -> None:
         """From now on calls on_report for each report and on_exit(self, why) once, in the running loop."""
+        import asyncio  # takes longer than all else here; the process is under way by now
+
         loop = self._loop = asyncio.get_running_loop()
 
         def read() -> None:

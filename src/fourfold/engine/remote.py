@@ -70,7 +70,8 @@ class _State(Enum):
 
 
 class RemoteEngine:
-    """Make it early: the process starts in the constructor. Then `await ready()` in the loop that uses it."""
+    """The process starts in the constructor, or was started before it. Then `await ready()` in the loop that
+    uses it."""
 
     def __init__(
         self,
@@ -79,13 +80,17 @@ class RemoteEngine:
         factory: str = DEFAULT_FACTORY,
         log_level: str = "info",
         on_progress: Callable[[str, float], None] | None = None,
+        child: EngineProcess | None = None,
     ) -> None:
-        """on_progress: called in the loop with (stage, fraction) while the model loads."""
+        """on_progress: called in the loop with (stage, fraction) while the model loads.
+
+        child: a process that was started with the same arguments and is this client's from now on.
+        """
         self._config = config
         self._factory, self._log_level = factory, log_level
         self._on_progress = on_progress
         self._streams = Streams()
-        self._child = self._spawn()
+        self._child = child or self._spawn()
         self._state = _State.LOADING
         self._reason = ""
         self._model: ModelInfo | None = None

@@ -1,12 +1,11 @@
 """`fourfold serve`: the engine in its process, HTTP in this one.
 
-Only what is needed to start the engine is imported here at the top: the model loads over there while this
-process imports its web framework.
+Only what is needed to start the engine is imported here at the top, not even asyncio: the model loads over
+there while this process imports the rest.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fourfold.config import EngineConfig
-from fourfold.engine.remote import RemoteEngine
+from fourfold.engine.child import EngineProcess
 from fourfold.engine.wire import DEFAULT_FACTORY
 from fourfold.errors import ConfigError
 from fourfold.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from fourfold.engine.remote import RemoteEngine
     from fourfold.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fourfold.server")
@@ -43,7 +43,7 @@ def serve(
     """Serves until SIGTERM or SIGINT, lets running answers finish, and returns 0.
 
     engine_config.model: path of the model.
-    factory: see RemoteEngine.
+    factory: see EngineProcess.
     announce: gets the lines that say the server is ready; default: prints them.
 
     Raises ConfigError if it cannot listen there, LoadError and EngineDeadError if the model cannot be loaded.
@@ -56,9 +56,17 @@ def serve(
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(settings.host, settings.port)
-    engine = RemoteEngine(engine_config, factory=factory, log_level=log_level, on_progress=_log_progress())
+    child = EngineProcess(engine_config, factory=factory, log_level=log_level)
+
+    import asyncio
 
     import uvloop
+
+    from fourfold.engine.remote import RemoteEngine
+
+    engine = RemoteEngine(
+        engine_config, factory=factory, log_level=log_level, on_progress=_log_progress(), child=child
+    )
 
     async def main() -> None:
         try:
@@ -80,6 +88,8 @@ async def _serve(
     started: float,
     announce: Callable[[str], None],
 ) -> None:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)

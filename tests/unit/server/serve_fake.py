@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fourfold.config import EngineConfig
+from fourfold.engine import remote
 from fourfold.server import run
 from fourfold.server.settings import ServerSettings
 from fourfold.types import ModelInfo
@@ -33,7 +34,8 @@ class Engine(FakeClient):
         print(f"closed with {len(self.active)} active, {len(self.aborted)} aborted", flush=True)
 
 
-run.RemoteEngine = Engine  # type: ignore[misc, assignment]
+remote.RemoteEngine = Engine  # type: ignore[misc, assignment]
+run.EngineProcess = lambda *_, **__: None  # type: ignore[misc, assignment]
 run._load_tokenizer = lambda _: tiny_tokenizer()
 print("started", flush=True)
 sys.exit(run.serve(EngineConfig(model="x"), ServerSettings(port=0, drain_timeout=drain)))
