@@ -96,6 +96,20 @@ struct Builder {
   static NormRef norm(const Norm& n) {
     return {std::get<0>(n), std::get<1>(n), std::get<2>(n), std::get<3>(n), std::get<4>(n)};
   }
+  // Keeps columns of the last op's input out of its int8 groups; one fp16 array [tiles, outliers, 16] per matrix.
+  void set_outliers(const std::vector<int>& channels, const nb::list& columns) {
+    require(!spec.ops.empty(), "no op to set outliers of");
+    Op& op = spec.ops.back();
+    require(nb::len(columns) == op.segments.size(), "one array of columns per matrix");
+    op.outliers.assign(channels.begin(), channels.end());
+    for (size_t i = 0; i < op.segments.size(); i++) {
+      const auto array = nb::cast<Array<uint16_t, 1>>(columns[i]);
+      const Matrix& m = spec.matrices.at(size_t(op.segments[i].matrix));
+      require(array.shape(0) == size_t(m.tiles()) * kTile * channels.size(), "columns have the wrong length");
+      op.segments[i].outlier_columns = array.data();
+      keep.push_back(nb::borrow(columns[i]));
+    }
+  }
   void add_op(int kind, View x, View y, View z, View out, int residual,
               const std::vector<std::tuple<int, int>>& segments, Norm norm_, Norm k_norm, int act,
               float scale, float softcap, int heads, int kv_heads, int head_dim, int window, int layer,
@@ -106,7 +120,7 @@ struct Builder {
     op.kind = OpKind(kind);
     op.x = ref(x), op.y = ref(y), op.z = ref(z), op.out = ref(out);
     op.residual = residual;
-    for (const auto& [matrix, bias] : segments) op.segments.push_back({matrix, bias});
+    for (const auto& [matrix, bias] : segments) op.segments.push_back({matrix, bias, nullptr});
     op.norm = norm(norm_), op.k_norm = norm(k_norm);
     op.act = Act(act), op.scale = scale, op.softcap = softcap;
     op.heads = heads, op.kv_heads = kv_heads, op.head_dim = head_dim, op.window = window, op.layer = layer;
@@ -235,6 +249,7 @@ NB_MODULE(_native, m) {
 
   m.attr("BLOCK_TOKENS") = kBlockTokens;
   m.attr("ACTIVATION_GROUP") = kActGroup;
+  m.attr("MAX_OUTLIERS") = kMaxOutliers;
   m.def("isas", [] {
     std::vector<std::string> names;
     for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
@@ -266,6 +281,20 @@ NB_MODULE(_native, m) {
       },
       "q"_a, "scale"_a, "offset"_a.none(), "bits"_a, "group"_a, "zero"_a, "wide"_a, "out"_a);
   m.def(
+      "extract_columns",
+      [](Array<uint8_t, 1> packed, int n, int k, int bits, int group, int zero, bool has_offset, bool wide,
+         Array<int32_t, 1> columns, Out<uint16_t, 1> out) {
+        Matrix d = describe(n, k, int(Elem::ints), bits, group, zero, has_offset, wide);
+        require(packed.shape(0) == d.bytes(), "packed matrix has the wrong number of bytes");
+        require(out.shape(0) == size_t(d.tiles()) * kTile * columns.shape(0), "out has the wrong length");
+        for (size_t i = 0; i < columns.shape(0); i++)
+          require(columns.data()[i] >= 0 && columns.data()[i] < k, "column outside the matrix");
+        d.data = packed.data();
+        nb::gil_scoped_release release;
+        extract_columns(d, columns.data(), int(columns.shape(0)), out.data());
+      },
+      "packed"_a, "n"_a, "k"_a, "bits"_a, "group"_a, "zero"_a, "has_offset"_a, "wide"_a, "columns"_a, "out"_a);
+  m.def(
       "pack_dense",
       [](Array<uint8_t, 2> rows, int k, int elem, Out<uint8_t, 1> out) {
         require(elem >= 1 && elem <= 3, "elem must be 1 (f32), 2 (f16) or 3 (bf16)");
@@ -289,6 +318,7 @@ NB_MODULE(_native, m) {
       .def("add_rope", &Builder::add_rope, "inv_freq"_a, "scale"_a)
       .def("add_layer", &Builder::add_layer, "kv_heads"_a, "head_dim"_a)
       .def("add_slot", &Builder::add_slot, "width"_a, "logit_rows"_a)
+      .def("set_outliers", &Builder::set_outliers, "channels"_a, "columns"_a)
       .def("add_op", &Builder::add_op, "kind"_a, "x"_a = no_view, "y"_a = no_view, "z"_a = no_view, "out"_a,
            "residual"_a = -1, "segments"_a = std::vector<std::tuple<int, int>>{}, "norm"_a = no_norm,
            "k_norm"_a = no_norm, "act"_a = 0, "scale"_a = 1.0f, "softcap"_a = 0.0f, "heads"_a = 1,
@@ -301,6 +331,11 @@ NB_MODULE(_native, m) {
            "samples"_a, "history"_a, "bias_ids"_a, "bias_values"_a, "ban_ids"_a, "masks"_a.none(), "token"_a,
            "logprob"_a, "rank"_a, "top_ids"_a, "top_logprobs"_a, "status"_a, "logits"_a.none())
       .def("copy_blocks", &Engine::copy_blocks, "pairs"_a)
+      .def("start_observing", [](Engine& e) { e.runtime->start_observing(); })
+      .def("observed", [](const Engine& e, int op) {
+        require(op >= 0 && size_t(op) < e.runtime->spec().ops.size(), "op does not exist");
+        return e.runtime->observed(size_t(op));
+      }, "op"_a)
       .def_prop_ro("kv_block_bytes", [](const Engine& e) { return e.runtime->kv_block_bytes(); })
       .def_prop_ro("arena_bytes", [](const Engine& e) { return e.runtime->arena_bytes(); });
 

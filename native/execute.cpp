@@ -114,6 +114,8 @@ ActRows Runtime::prepare(const Op& op, int rows, Walk& w) {
     a.want_q |= c == Compute::int8;
     a.want_bf16 |= c == Compute::bf16;
   }
+  a.outliers = op.outliers.data();
+  a.outlier_count = int32_t(op.outliers.size());
   const bool local = rows <= kStreamRows;
   ThreadState& mine = threads_[size_t(w.member.id)];
   a.to = local ? mine.rows : shared_;
@@ -121,17 +123,36 @@ ActRows Runtime::prepare(const Op& op, int rows, Walk& w) {
   a.normed_stride = normed_stride_;
   a.to.f32 = a.norm.weight ? a.normed : a.x;
   a.to.f32_stride = a.norm.weight ? a.normed_stride : a.x_stride;
-  if (!a.norm.weight && !a.want_q && !a.want_bf16) return a.to;
-  if (local) {
+  if (!a.norm.weight && !a.want_q && !a.want_bf16) {
+    // nothing to do: the rows are read where they are
+  } else if (local) {
     k_.prepare_rows(a, 0, rows);
   } else {
     share_rows(w, rows, 8, [&](int begin, int end) { k_.prepare_rows(a, begin, end); });
   }
+  if (!observed_.empty() && w.member.id == 0) observe(op, a.to, rows);
   return a.to;
 }
 
-MatmulArgs Runtime::matmul_args(const Segment& s, const ActRows& rows) const {
+// Largest magnitude of each column of the op's input, over the rows of this step and those before.
+void Runtime::observe(const Op& op, const ActRows& rows, int count) {
+  std::vector<float>& largest = observed_[size_t(&op - spec_.ops.data())];
+  for (int r = 0; r < count; r++)
+    for (size_t i = 0; i < largest.size(); i++)
+      largest[i] = std::max(largest[i], std::fabs(rows.f32[size_t(r) * rows.f32_stride + i]));
+}
+
+void Runtime::start_observing() {
+  observed_.assign(spec_.ops.size(), {});
+  for (size_t i = 0; i < spec_.ops.size(); i++)
+    if (spec_.ops[i].kind == OpKind::linear || spec_.ops[i].kind == OpKind::logits)
+      observed_[i].assign(size_t(spec_.ops[i].x.width), 0.0f);
+}
+
+MatmulArgs Runtime::matmul_args(const Op& op, const Segment& s, const ActRows& rows) const {
   MatmulArgs a{};
+  a.outlier_columns = s.outlier_columns;
+  a.outlier_count = int32_t(op.outliers.size());
   a.w = &spec_.matrices[size_t(s.matrix)];
   a.compute = compute_of(*a.w);
   a.act = rows;
@@ -146,7 +167,7 @@ void Runtime::linear(const Op& op, Walk& w) {
   share_blocks(w, op, int(op.segments.size()), rows, [&](int segment, int tile0, int tile1, int row0, int row1) {
     int column = 0;
     for (int s = 0; s < segment; s++) column += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].n;
-    MatmulArgs a = matmul_args(op.segments[size_t(segment)], prepared);
+    MatmulArgs a = matmul_args(op, op.segments[size_t(segment)], prepared);
     a.out.out = at(op.out) + column;
     a.out.stride = stride(op.out.slot);
     a.out.scale = op.scale;
@@ -165,13 +186,13 @@ void Runtime::gated(const Op& op, Walk& w) {
   const ActRows prepared = prepare(op, rows, w);
   ThreadState& mine = threads_[size_t(w.member.id)];
   share_blocks(w, op, 1, rows, [&](int, int tile0, int tile1, int row0, int row1) {
-    MatmulArgs g = matmul_args(op.segments[0], prepared);
+    MatmulArgs g = matmul_args(op, op.segments[0], prepared);
     g.out.out = mine.gate;
     g.out.stride = kBlockTiles * kTile;
     g.out.row_base = row0;
     g.out.column_base = tile0 * kTile;
     k_.matmul_block(g, tile0, tile1, row0, row1, mine.scratch);
-    MatmulArgs u = matmul_args(op.segments[1], prepared);
+    MatmulArgs u = matmul_args(op, op.segments[1], prepared);
     u.out.out = at(op.out);
     u.out.stride = stride(op.out.slot);
     u.out.gate = mine.gate;

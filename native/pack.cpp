@@ -56,7 +56,58 @@ void pack_group(const Matrix& m, const uint8_t (*q)[kTile], uint8_t* out) {  // 
   }
 }
 
+float to_f32(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
+  uint32_t u;
+  if (magnitude < 0x400) {
+    const float f = float(magnitude) * 5.9604644775390625e-08f;  // 2^-24
+    std::memcpy(&u, &f, 4);
+  } else {
+    u = magnitude >= 0x7c00 ? (magnitude << 13) + 0x70000000 : (magnitude << 13) + 0x38000000;
+  }
+  u |= sign;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+float get_scale(const uint8_t* at, int column, bool wide) {
+  if (wide) {
+    float f;
+    std::memcpy(&f, at + 4 * column, 4);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, at + 2 * column, 2);
+  return to_f32(h);
+}
+
+float element(const Matrix& m, int row, int k) {  // of an integer matrix
+  const uint8_t* p = m.data + size_t(row / kTile) * m.tile_bytes() + size_t(k / m.group) * m.group_bytes();
+  const int column = row % kTile, within = k % m.group, steps = m.group / 4, half = steps / 2;
+  const int step = within / 4, byte = 4 * column + within % 4;
+  int q;
+  if (m.bits == 8) {
+    q = p[64 * step + byte];
+  } else {
+    const uint8_t x = p[64 * (step % half) + byte];
+    q = step < half ? x & 15 : x >> 4;
+    const uint8_t* high = p + 64 * half;
+    if (m.bits == 5) q |= (high[8 * step + byte / 8] >> (byte % 8) & 1) << 4;
+    if (m.bits == 6) q |= (high[64 * (step / 4) + byte] >> (2 * (step % 4)) & 3) << 4;
+  }
+  const uint8_t* scales = p + m.ints_bytes();
+  const float w = float(q - m.zero) * get_scale(scales, column, m.wide);
+  return m.has_offset ? w + get_scale(scales + kTile * (m.wide ? 4 : 2), column, m.wide) : w;
+}
+
 }  // namespace
+
+void extract_columns(const Matrix& m, const int32_t* columns, int count, uint16_t* out) {
+  for (int t = 0; t < m.tiles(); t++)
+    for (int i = 0; i < count; i++)
+      for (int c = 0; c < kTile; c++, out++) *out = t * kTile + c < m.n ? to_f16(element(m, t * kTile + c, columns[i])) : 0;
+}
 
 const char* Matrix::fault() const {
   if (n < 1 || k < 1) return "a matrix needs at least one row and one column";

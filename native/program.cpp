@@ -87,6 +87,10 @@ class Checker {
     ref(o.x, "x");
     segments(o, 1, 16);
     if (o.norm.weight >= 0) require(vector(o.norm.weight) == o.x.width, "norm weight has the wrong length");
+    require(o.outliers.size() <= size_t(kMaxOutliers), "too many outlier columns");
+    for (int32_t c : o.outliers) require(c >= 0 && c < o.x.width, "outlier column outside the input");
+    if (!o.outliers.empty())
+      for (const Segment& s : o.segments) require(s.outlier_columns, "a matrix without its outlier columns");
     int n = 0;
     for (size_t i = 0; i < o.segments.size(); i++) {
       require(matrix(o, i).k == o.x.width, "matrix and input differ in width");

@@ -20,6 +20,7 @@ struct Ref {
 
 struct Segment {  // one matrix of a linear; its outputs follow those of the segment before
   int32_t matrix = -1, bias = -1;
+  const uint16_t* outlier_columns = nullptr;  // fp16 [tiles][outliers][16], not owned
 };
 
 struct NormRef {  // indices of vectors, -1: none
@@ -34,6 +35,7 @@ struct Op {
   Ref out;
   int32_t residual = -1;  // slot
   std::vector<Segment> segments;
+  std::vector<int32_t> outliers;  // columns of x kept out of its int8 groups
   NormRef norm, k_norm;  // attention: of q, of k
   Act act = Act::none;
   float scale = 1, softcap = 0;

@@ -70,6 +70,7 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
     r.sums16 = c.take<int32_t>(n * r.sum_stride);
     r.sums32 = c.take<int32_t>(n * r.sum_stride);
     r.bf16 = c.take<uint16_t>(n * k);
+    r.outliers = c.take<float>(n * kMaxOutliers);
     return r;
   };
   auto lay_out_arena = [&](Carver c) {

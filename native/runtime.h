@@ -43,6 +43,10 @@ class Runtime {
   size_t arena_bytes() const { return arena_.bytes; }
   void copy_block(int32_t from, int32_t to);
 
+  // From now on, steps note the largest magnitude of each column of every matmul's input; observed(op) is empty for others.
+  void start_observing();
+  const std::vector<float>& observed(size_t op) const { return observed_.at(op); }
+
  private:
   // Zeroed pages from the system, touched only when used.
   struct Pages {
@@ -89,7 +93,8 @@ class Runtime {
   void share_blocks(Walk&, const Op&, int segments, int rows, Body&& body);
 
   ActRows prepare(const Op&, int rows, Walk&);
-  MatmulArgs matmul_args(const Segment&, const ActRows&) const;
+  MatmulArgs matmul_args(const Op&, const Segment&, const ActRows&) const;
+  void observe(const Op&, const ActRows&, int rows);
 
   Compute compute_of(const Matrix&) const;
   NormArgs norm_args(const NormRef&) const;
@@ -126,6 +131,7 @@ class Runtime {
   std::vector<int32_t> part_counts_;
   std::vector<int32_t> position_;          // of each token of the batch
 
+  std::vector<std::vector<float>> observed_;  // per op; empty unless observing
   const StepBatch* batch_ = nullptr;
   size_t first_logit_op_ = 0;
 };

@@ -1,6 +1,7 @@
 // Matrix products over packed tiles. See matrix.h for the layout and DESIGN.md section 5 for the budget.
 //
 // The canonical order (design rule 1), the same for one row and for many, whoever computes it:
+//   y = fma over the outliers: y += outlier * column
 //   for each kActGroup of k: part = 0
 //     for each weight group in it: i = sum (q - zero) * a, exact in int32
 //       part = fma(i, scale, part); with offsets: part = fma(sum of a, offset, part)
@@ -76,11 +77,16 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
     sums[r] = row_sums(a.act, GROUP, row0 + r);
     y[r] = zero();
   }
-  for (int k = 0, g = 0, block = 0; k < m.k; block++) {
-    const int end = k + kActGroup < m.k ? k + kActGroup : m.k;
+  for (int i = 0; i < a.outlier_count; i++) {
+    const F w = load_f16(a.outlier_columns + (size_t(tile) * a.outlier_count + i) * kTile);
+    for (int r = 0; r < ROWS; r++) y[r] = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]), w, y[r]);
+  }
+  const int groups = m.k / GROUP;
+  for (int g = 0, block = 0; g < groups; block++) {
     F part[ROWS];
-    for (int r = 0; r < ROWS; r++) part[r] = zero();
-    for (; k < end; k += GROUP, g++, p += bytes) {
+    FF_UNROLL(2)
+    for (int sub = 0; sub < kActGroup / GROUP; sub++, g++, p += bytes) {
+      if (sub && g == groups) break;
       B w[GROUP / 4];
       unpack_group<BITS, GROUP>(p, w);
       for (size_t line = 0; line < bytes; line += 64) prefetch(p + 4096 + line);
@@ -91,10 +97,11 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
         I even = OFFSET ? izero() : iset1(-m.zero * sum), odd = izero();
         FF_UNROLL(8)
         for (int s = 0; s < GROUP / 4; s += 2) {
-          even = dot_u8s8(even, w[s], q[r] + k + 4 * s);
-          odd = dot_u8s8(odd, w[s + 1], q[r] + k + 4 * s + 4);
+          even = dot_u8s8(even, w[s], q[r] + g * GROUP + 4 * s);
+          odd = dot_u8s8(odd, w[s + 1], q[r] + g * GROUP + 4 * s + 4);
         }
-        part[r] = fma(to_float(iadd(even, odd)), d, part[r]);
+        const F f = to_float(iadd(even, odd));
+        part[r] = sub ? fma(f, d, part[r]) : mul(f, d);
         if (OFFSET) part[r] = fma(to_float(iset1(sum)), load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
       }
     }
@@ -120,6 +127,7 @@ struct Panel {
   uint8_t* w;     // [k / 4][kRegTiles][64]
   float* scale;   // [k / group][kRegTiles][16]
   float* offset;  // the same
+  float* column;  // [outlier_count][kRegTiles][16]
 };
 
 template <int BITS, int GROUP>
@@ -145,19 +153,26 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
   const int8_t* q = a.act.q + size_t(row0) * a.act.q_stride;
   const float* scales = a.act.scale + size_t(row0) * a.act.scale_stride;
   const int32_t* sums = row_sums(a.act, GROUP, row0);
-  alignas(64) float y[ROWS][TILES][16];
+  F y[ROWS][TILES];
+  FF_UNROLL(4)
   for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) store(y[r][t], zero());
+    FF_UNROLL(4)
+    for (int t = 0; t < TILES; t++) y[r][t] = zero();
+  for (int i = 0; i < a.outlier_count; i++)
+    FF_UNROLL(4)
+    for (int r = 0; r < ROWS; r++) {
+      const F x = set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]);
+      FF_UNROLL(4)
+      for (int t = 0; t < TILES; t++) y[r][t] = fma(x, load(panel.column + (size_t(i) * kRegTiles + t) * 16), y[r][t]);
+    }
   const uint8_t* w = panel.w;
   const float *d = panel.scale, *o = panel.offset;
-  for (int k = 0, g = 0, block = 0; k < m.k; block++) {
-    const int end = k + kActGroup < m.k ? k + kActGroup : m.k;
+  const int groups = m.k / GROUP;
+  for (int g = 0, block = 0; g < groups; block++) {
     F part[ROWS][TILES];
-    FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++)
-      FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) part[r][t] = zero();
-    for (; k < end; k += GROUP, g++, d += kRegTiles * 16, o += kRegTiles * 16) {
+    FF_UNROLL(2)
+    for (int sub = 0; sub < kActGroup / GROUP; sub++, g++, d += kRegTiles * 16, o += kRegTiles * 16) {
+      if (sub && g == groups) break;
       I i[ROWS][TILES];
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
@@ -173,28 +188,38 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
         FF_UNROLL(4)
         for (int r = 0; r < ROWS; r++)
           FF_UNROLL(4)
-          for (int t = 0; t < TILES; t++) i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + k + 4 * s);
+          for (int t = 0; t < TILES; t++)
+            i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + g * GROUP + 4 * s);
       }
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
         FF_UNROLL(4)
-        for (int t = 0; t < TILES; t++) part[r][t] = fma(to_float(i[r][t]), load(d + 16 * t), part[r][t]);
+        for (int t = 0; t < TILES; t++) {
+          const F f = to_float(i[r][t]), scale = load(d + 16 * t);
+          part[r][t] = sub ? fma(f, scale, part[r][t]) : mul(f, scale);
+        }
         if (OFFSET) {
           const F sum = to_float(iset1(sums[size_t(r) * a.act.sum_stride + g]));
           FF_UNROLL(4)
           for (int t = 0; t < TILES; t++) part[r][t] = fma(sum, load(o + 16 * t), part[r][t]);
         }
+        if (GROUP == kActGroup) {  // here, so that only one row's parts are alive
+          const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
+          FF_UNROLL(4)
+          for (int t = 0; t < TILES; t++) y[r][t] = fma(part[r][t], scale, y[r][t]);
+        }
       }
     }
-    FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++) {
-      const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
+    if (GROUP != kActGroup)
       FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) store(y[r][t], fma(part[r][t], scale, load(y[r][t])));
-    }
+      for (int r = 0; r < ROWS; r++) {
+        const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
+        FF_UNROLL(4)
+        for (int t = 0; t < TILES; t++) y[r][t] = fma(part[r][t], scale, y[r][t]);
+      }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) finish(a, load(y[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
+    for (int t = 0; t < TILES; t++) finish(a, y[r][t], row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
 template <int GROUP, bool OFFSET, int TILES>
@@ -216,14 +241,19 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
   panel.w = scratch;
   panel.scale = reinterpret_cast<float*>(scratch + size_t(m.k) * kRegTiles * kTile);
   panel.offset = panel.scale + size_t(m.k / GROUP) * kRegTiles * kTile;
+  panel.column = panel.offset + size_t(m.k / GROUP) * kRegTiles * kTile;
   for (int t = tile0; t < tile1; t += kRegTiles) {
     const int tiles = tile1 - t < kRegTiles ? tile1 - t : kRegTiles;
     unpack_panel<BITS, GROUP>(m, t, tiles, panel);
+    for (int i = 0; i < a.outlier_count; i++)
+      for (int c = 0; c < tiles; c++)
+        store(panel.column + (size_t(i) * kRegTiles + c) * 16,
+              load_f16(a.outlier_columns + (size_t(t + c) * a.outlier_count + i) * kTile));
     if (tiles == kRegTiles) {
       panel_columns<GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
     } else {  // the last tiles of a matrix
       for (int i = 0; i < tiles; i++) {
-        Panel one{panel.w + 64 * i, panel.scale + 16 * i, panel.offset + 16 * i};
+        Panel one{panel.w + 64 * i, panel.scale + 16 * i, panel.offset + 16 * i, panel.column + 16 * i};
         panel_columns<GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
       }
     }

@@ -61,12 +61,21 @@ static FF_INLINE void quantize_row(const float* x, int k, const ActRows& to, int
 static void prepare_rows(const PrepareArgs& a, int row0, int row1) {
   for (int r = row0; r < row1; r++) {
     const float* x = a.x + size_t(r) * a.x_stride;
+    float* y = a.normed + size_t(r) * a.normed_stride;
     if (a.norm.weight) {
-      float* y = a.normed + size_t(r) * a.normed_stride;
       norm_row(a.norm, x, a.k, nullptr, y);
       x = y;
     }
-    if (a.want_q) quantize_row(x, a.k, a.to, r);
+    if (a.want_q && a.outlier_count) {
+      float* kept = a.to.outliers + size_t(r) * kMaxOutliers;
+      if (x != y) memcpy(y, x, size_t(a.k) * sizeof(float));
+      for (int i = 0; i < a.outlier_count; i++) kept[i] = y[a.outliers[i]];
+      for (int i = 0; i < a.outlier_count; i++) y[a.outliers[i]] = 0.0f;
+      quantize_row(y, a.k, a.to, r);
+      for (int i = 0; i < a.outlier_count; i++) y[a.outliers[i]] = kept[i];
+    } else if (a.want_q) {
+      quantize_row(x, a.k, a.to, r);
+    }
     if (a.want_bf16) {
       uint16_t* b = a.to.bf16 + size_t(r) * a.to.q_stride;
       for (int i = 0; i < a.k; i++) b[i] = f32_to_bf16(x[i]);

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fourfold import _native
 from fourfold.build.packed import PackedWeights
 from fourfold.config import ActivationDtype, Isa, KVDtype
-from fourfold.engine.batch import Batch, StepResult
+from fourfold.engine.batch import SAMPLE_DTYPE, Batch, StepResult
 from fourfold.errors import LoadError
 from fourfold.program.memory import MemoryPlan
 from fourfold.program.ops import (
@@ -90,6 +90,7 @@ class NativeBackend:
             raise LoadError(f"the native runtime cannot run this {program.family} model: {error}") from error
         self._limits = limits
         self._vocab = program.vocab_size
+        self._ops = program.ops
 
     @property
     def block_size(self) -> int:
@@ -141,6 +142,39 @@ class NativeBackend:
             result.logits,
         )
         return result
+
+    def input_magnitudes(self, tokens: NDArray[np.int32]) -> dict[int, NDArray[np.float32]]:
+        """Runs one sequence and returns, per index of a Linear or Logits op, the largest magnitude of each
+        column of its input, [k] fp32. Needs a backend of activation dtype float32 that nothing else uses."""
+        count = len(tokens)
+        samples = np.zeros(count, SAMPLE_DTYPE)
+        samples["row"] = np.arange(count)
+        samples["logprobs"] = samples["mask"] = -1
+        samples["allowed_vocab"] = self._vocab
+        for off in ("top_p", "typical_p", "repetition_penalty"):
+            samples[off] = 1
+        blocks = np.arange(-(-count // self.block_size), dtype=np.int32)
+        ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        self._runtime.start_observing()
+        self.run(
+            Batch(
+                tokens=tokens,
+                seq_tokens=np.array([count], np.int32),
+                seq_context=np.zeros(1, np.int32),
+                block_start=np.array([0, len(blocks)], np.int32),
+                blocks=blocks,
+                samples=samples,
+                history=ints,
+                bias_ids=ints,
+                bias_values=floats,
+                ban_ids=ints,
+            )
+        )
+        return {
+            index: np.asarray(self._runtime.observed(index), np.float32)
+            for index, op in enumerate(self._ops)
+            if isinstance(op, Linear | Logits)
+        }
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         self._runtime.copy_blocks(pairs)
@@ -224,6 +258,11 @@ class _Lowering:
     def _segments(self, weights: tuple[str, ...], biases: tuple[str | None, ...]) -> list[tuple[int, int]]:
         return [(self._matrix(w), self._vector(b)) for w, b in zip(weights, biases, strict=True)]
 
+    def _set_outliers(self, first_weight: str) -> None:
+        found = None if self._exact else self._weights.outliers.get(first_weight)
+        if found is not None:
+            self.native.set_outliers(found.channels.tolist(), list(found.columns))
+
     def _lower(self, op: Op) -> None:
         out = self._view(op.out)
         add = self.native.add_op
@@ -249,6 +288,7 @@ class _Lowering:
                     norm=self._norm(op.norm),
                     act=_ACT[op.gate],
                 )
+                self._set_outliers(op.weights[0])
             case Rope():
                 add(
                     _KIND["rope"],
@@ -300,3 +340,4 @@ class _Lowering:
                     scale=op.scale,
                     softcap=op.softcap or 0.0,
                 )
+                self._set_outliers(op.weight)

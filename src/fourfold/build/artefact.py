@@ -1,6 +1,6 @@
 """Packed weights on disk: packed once per checkpoint and precision, mapped ever after.
 
-A folder holds `weights.bin` (blobs aligned to 4 KiB) and `manifest.json` (what each blob is). It is made in a
+A folder holds `weights.bin` and `outliers.bin` (blobs aligned to 64 bytes) and `manifest.json` (what each blob is). It is made in a
 temporary folder and renamed into place, so that a reader sees all of it or nothing, whatever is killed when.
 """
 
@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.build.pack import matrix_key, pack_matrix, pack_vector
-from fourfold.build.packed import PackedMatrix, PackedWeights
+from fourfold.build.packed import Outliers, PackedMatrix, PackedWeights
 from fourfold.models.binding import Binding
 from fourfold.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 2
+LAYOUT = 3
 """Changes whenever native/matrix.h's layout or the packing changes; part of the key."""
 
-_ALIGN = 4096
+_ALIGN = 64
 _SAMPLE = 1 << 16
+
+Calibrate = Callable[[PackedWeights], Mapping[str, Outliers]]
+"""Runs the packed model once and says which input columns are outliers."""
 
 Progress = Callable[[str, float], None]
 """(what is being done, share done from 0 to 1)."""
@@ -61,7 +64,13 @@ class WeightNames:
 
 
 def load_or_build(
-    folder: Path, source: WeightSource, names: WeightNames, *, exact: bool, progress: Progress
+    folder: Path,
+    source: WeightSource,
+    names: WeightNames,
+    *,
+    exact: bool,
+    calibrate: Calibrate | None,
+    progress: Progress,
 ) -> tuple[PackedWeights, bool]:
     """Packed weights, mapped from `folder`, which is made first if it is not there or not readable.
 
@@ -82,16 +91,16 @@ def load_or_build(
         log.warning(
             "packed weights are not kept for the next start: %s cannot be written (%s)", folder.parent, error
         )
-        return _in_memory(source, names, exact=exact, progress=progress), False
+        return _in_memory(source, names, exact=exact, calibrate=calibrate, progress=progress), False
     try:
-        _write(work, source, names, exact=exact, progress=progress)
+        _write(work, source, names, exact=exact, calibrate=calibrate, progress=progress)
         with contextlib.suppress(OSError):  # another process was faster; its artefact is as good
             work.rename(folder)
         return _open(folder, names), False
     except OSError as error:
         log.warning("packed weights are not kept for the next start: writing %s failed (%s)", folder, error)
         shutil.rmtree(work, ignore_errors=True)
-        return _in_memory(source, names, exact=exact, progress=progress), False
+        return _in_memory(source, names, exact=exact, calibrate=calibrate, progress=progress), False
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -117,68 +126,130 @@ def _packed(
         progress("packing weights", done / total)
 
 
-def _in_memory(source: WeightSource, names: WeightNames, *, exact: bool, progress: Progress) -> PackedWeights:
+def _in_memory(
+    source: WeightSource,
+    names: WeightNames,
+    *,
+    exact: bool,
+    calibrate: Calibrate | None,
+    progress: Progress,
+) -> PackedWeights:
     by_key = {m.key: m for m in _packed(source, names, exact=exact, progress=progress)}
-    matrices = {name: by_key[matrix_key(b)] for name, b in names.matrices.items()}
-    return PackedWeights(matrices, {name: pack_vector(source, b) for name, b in names.vectors.items()})
+    weights = PackedWeights(
+        {name: by_key[matrix_key(b)] for name, b in names.matrices.items()},
+        {name: pack_vector(source, b) for name, b in names.vectors.items()},
+    )
+    return weights if calibrate is None else replace(weights, outliers=calibrate(weights))
 
 
-def _write(work: Path, source: WeightSource, names: WeightNames, *, exact: bool, progress: Progress) -> None:
-    matrices: list[dict[str, Any]] = []
+class _Blobs:
+    """A file of aligned runs of bytes, being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.size = 0
+
+    def put(self, data: NDArray[Any]) -> dict[str, int]:
+        start = -(-self.size // _ALIGN) * _ALIGN
+        self._file.write(bytes(start - self.size))
+        self._file.write(data.data)
+        self.size = start + data.nbytes
+        return {"start": start, "nbytes": data.nbytes}
+
+    def close(self) -> None:
+        """On disk afterwards, not only in the system's cache."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _write(
+    work: Path,
+    source: WeightSource,
+    names: WeightNames,
+    *,
+    exact: bool,
+    calibrate: Calibrate | None,
+    progress: Progress,
+) -> None:
+    blobs = _Blobs(work / "weights.bin")
+    fields = [f for f in PackedMatrix.__dataclass_fields__ if f != "data"]
+    matrices = [
+        {**{f: getattr(m, f) for f in fields}, **blobs.put(m.data)}
+        for m in _packed(source, names, exact=exact, progress=progress)
+    ]
+    packed = [pack_vector(source, b) for b in names.vectors.values()]
+    start = blobs.put(np.concatenate(packed))["start"] if packed else 0
     vectors: dict[str, list[int]] = {}
-    with (work / "weights.bin").open("wb") as file:
-
-        def put(data: NDArray[Any]) -> int:
-            start = -(-file.tell() // _ALIGN) * _ALIGN
-            file.write(bytes(start - file.tell()))
-            file.write(data.data)
-            return start
-
-        for m in _packed(source, names, exact=exact, progress=progress):
-            entry = {k: v for k, v in ((f, getattr(m, f)) for f in m.__dataclass_fields__) if k != "data"}
-            matrices.append({**entry, "start": put(m.data), "nbytes": m.data.nbytes})
-        everything = [pack_vector(source, b) for b in names.vectors.values()]
-        start = put(np.concatenate(everything)) if everything else 0
-        for name, v in zip(names.vectors, everything, strict=True):
-            vectors[name] = [start, v.size]
-            start += v.nbytes
-        size = file.tell()
-        file.flush()
-        os.fsync(file.fileno())
-    manifest = {
+    for name, v in zip(names.vectors, packed, strict=True):
+        vectors[name] = [start, v.size]
+        start += v.nbytes
+    blobs.close()
+    manifest: dict[str, Any] = {
         "layout": LAYOUT,
-        "size": size,
+        "source": str(source.path),
+        "sizes": {"weights.bin": blobs.size},
         "matrices": matrices,
         "vectors": vectors,
-        "source": str(source.path),
+        "outliers": {},
     }
-    (work / "manifest.json").write_text(json.dumps(manifest))
+    path = work / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    if calibrate is None:
+        return
+    progress("calibrating", 0.0)
+    found = calibrate(_open(work, names))
+    blobs = _Blobs(work / "outliers.bin")
+    manifest["outliers"] = {
+        name: {"channels": o.channels.tolist(), "columns": [blobs.put(c) for c in o.columns]}
+        for name, o in found.items()
+    }
+    blobs.close()
+    manifest["sizes"]["outliers.bin"] = blobs.size
+    path.write_text(json.dumps(manifest))
+
+
+class _Mapped:
+    def __init__(self, path: Path, expected: int) -> None:
+        """Raises ValueError if the file has not the expected size (bytes)."""
+        with path.open("rb") as file:
+            self._size = os.fstat(file.fileno()).st_size
+            if self._size != expected:
+                raise ValueError(f"{path.name} has {self._size} bytes instead of {expected}")
+            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
+            self._bytes = np.frombuffer(
+                mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ) if expected else b"", np.uint8
+            )
+
+    def run(self, start: int, nbytes: int) -> NDArray[np.uint8]:
+        if not 0 <= start <= start + nbytes <= self._size:
+            raise ValueError(f"bytes {start} to {start + nbytes} are outside a file of {self._size}")
+        return self._bytes[start : start + nbytes]
 
 
 def _open(folder: Path, names: WeightNames) -> PackedWeights:
-    """Raises ValueError, KeyError or TypeError when manifest and file do not fit each other."""
+    """Raises ValueError, KeyError or TypeError when manifest and files do not fit each other."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     if manifest["layout"] != LAYOUT:
         raise ValueError(f"its layout is {manifest['layout']}, this version reads {LAYOUT}")
-    with (folder / "weights.bin").open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != manifest["size"]:
-            raise ValueError(f"weights.bin has {size} bytes instead of {manifest['size']}")
-        mapped = mmap.mmap(
-            file.fileno(), 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0), prot=mmap.PROT_READ
-        )
-    blob = np.frombuffer(mapped, np.uint8)
-
-    def run(start: int, nbytes: int) -> NDArray[np.uint8]:
-        if not 0 <= start <= start + nbytes <= size:
-            raise ValueError(f"bytes {start} to {start + nbytes} are outside weights.bin")
-        return blob[start : start + nbytes]
-
+    files = {name: _Mapped(folder / name, size) for name, size in manifest["sizes"].items()}
+    weights = files["weights.bin"]
     by_key: dict[str, PackedMatrix] = {}
     for entry in manifest["matrices"]:
-        start, nbytes = entry.pop("start"), entry.pop("nbytes")
-        by_key[entry["key"]] = PackedMatrix(data=run(start, nbytes), **entry)
+        data = weights.run(entry.pop("start"), entry.pop("nbytes"))
+        by_key[entry["key"]] = PackedMatrix(data=data, **entry)
+    outliers = {
+        name: Outliers(
+            np.asarray(entry["channels"], np.int32),
+            tuple(files["outliers.bin"].run(**where).view(np.uint16) for where in entry["columns"]),
+        )
+        for name, entry in manifest["outliers"].items()
+    }
     return PackedWeights(
         {name: by_key[matrix_key(b)] for name, b in names.matrices.items()},
-        {name: run(at, 4 * count).view(np.float32) for name, (at, count) in manifest["vectors"].items()},
+        {
+            name: weights.run(at, 4 * count).view(np.float32)
+            for name, (at, count) in manifest["vectors"].items()
+        },
+        outliers,
     )

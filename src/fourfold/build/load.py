@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fourfold.build.artefact import LAYOUT, WeightNames, fingerprint, load_or_build
+from fourfold.build.calibrate import calibration_tokens, find_outliers
 from fourfold.build.machine import available_memory, usable_cores
+from fourfold.build.packed import Outliers, PackedWeights
 from fourfold.config import EngineConfig, Environment
 from fourfold.engine.batch import Backend
 from fourfold.errors import ConfigError
@@ -49,14 +51,26 @@ def load_engine_backend(
     exact = config.activation_dtype != "int8"
     names = _weight_names(definition)
     folder = Environment.read().artefact_dir / _artefact_name(path, source, exact=exact)
-    weights, ready = load_or_build(folder, source, names, exact=exact, progress=progress)
-
+    memory = plan(program)
     threads = config.threads or usable_cores()
+
+    def calibrate(packed: PackedWeights) -> Mapping[str, Outliers]:
+        tokens = calibration_tokens(program.vocab_size, program.max_position)
+        limits = NativeLimits(len(tokens), 1, len(tokens), -(-len(tokens) // int(_native.BLOCK_TOKENS)))
+        backend = NativeBackend(
+            program, memory, packed, limits, activation_dtype="float32", kv_dtype="float32", threads=threads
+        )
+        return find_outliers(program, packed, backend.input_magnitudes(tokens))
+
+    weights, ready = load_or_build(
+        folder, source, names, exact=exact, calibrate=None if exact else calibrate, progress=progress
+    )
+
     length, blocks = _sizes(config, program, int(_native.BLOCK_TOKENS))
     limits = NativeLimits(config.max_num_batched_tokens, config.max_num_seqs, length, blocks)
     backend = NativeBackend(
         program,
-        plan(program),
+        memory,
         weights,
         limits,
         activation_dtype=config.activation_dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +33,31 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Outliers:
+    """Columns of one op's input that are kept out of its int8 groups.
+
+    channels: int32 [c], ascending.  columns: per matrix of the op, that matrix's columns there, fp16 bits
+    [tiles * c * 16] in the order [tile][channel][row of the tile].
+    """
+
+    channels: NDArray[np.int32]
+    columns: tuple[NDArray[np.uint16], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """Program weight name → packed matrix, or fp32 vector (norms, biases, sinks)."""
+    """Program weight name → packed matrix, or fp32 vector (norms, biases, sinks).
+
+    outliers: name of an op's first matrix → outliers of that op's input.
+    """
 
     matrices: Mapping[str, PackedMatrix]
     vectors: Mapping[str, NDArray[np.float32]]
+    outliers: Mapping[str, Outliers] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes held, each matrix counted once."""
         unique = {m.key: m.data.nbytes for m in self.matrices.values()}
-        return sum(unique.values()) + sum(v.nbytes for v in self.vectors.values())
+        columns = sum(c.nbytes for o in self.outliers.values() for c in o.columns)
+        return sum(unique.values()) + sum(v.nbytes for v in self.vectors.values()) + columns
