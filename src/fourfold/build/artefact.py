@@ -1,8 +1,8 @@
 """Packed weights on disk: packed once per checkpoint and precision, mapped ever after.
 
-A folder holds `weights.bin` and `outliers.bin` (blobs aligned to 64 bytes) and `manifest.json` (what each blob
-is). It is made in a temporary folder and renamed into place, so that a reader sees all of it or nothing, whatever
-is killed when.
+A folder holds `weights.bin` and `outliers.bin` (blobs aligned to 64 bytes) and `manifest.json` (what each
+blob is). It is made in a temporary folder and renamed into place, so that a reader sees all of it or nothing,
+whatever is killed when.
 """
 
 from __future__ import annotations
