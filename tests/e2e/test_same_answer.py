@@ -1,4 +1,4 @@
-"""Design rule 1 on the real engine: greedy tokens do not depend on neighbours, chunks, cache or preemption."""
+"""Design rule 1 on the real engine: neighbours, chunks, cache and preemption change no token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .engines import engine, finish, request, tokenizer_of, tokens_of
 Prompts = dict[str, list[int]]
 
 TEXTS = (
-    "Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at", "Dear Sir or Madam,",
+    "Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at", "Dear Sir",
     "1, 1, 2, 3, 5, 8,", "In 1969, the first man", "A recipe for pancakes:", "The opposite of hot is",
     "To be, or not to be,", "SELECT name FROM", "The sun rises in the", "List three colours:", "E = m c",
-    "My favourite book is", "It was a dark and stormy night", "The largest planet is", "Bonjour, je m'appelle",
+    "My favourite book is", "It was a dark and stormy night", "The largest planet is", "Bonjour, je suis",
     "for i in range(10):", "The meaning of life",
 )  # fmt: skip
 """Twenty beginnings; some are made longer, so that they span blocks and chunks."""
@@ -91,7 +91,7 @@ def test_real_model(real_model: Path, longest: int, tokens: int) -> None:
 
 
 def test_real_model_short(real_model: Path) -> None:
-    """The same in small: six prompts at once and in chunks, so that every run of the tests sees the kernels."""
+    """The same in small: six prompts at once and in chunks, so that every run sees the kernels."""
     prompts = dict(list(_prompts(real_model, 80).items())[:6])
     expected = _alone(real_model, prompts, 8)
     requests = [request(name, ids, 8) for name, ids in prompts.items()]
