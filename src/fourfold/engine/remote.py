@@ -197,8 +197,7 @@ class RemoteEngine:
             self._child.send(Stop())
             await asyncio.to_thread(self._child.wait, 2.0)
         self._child.close()
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(EngineDeadError(self._reason))
+        self._fail_first(EngineDeadError(self._reason))
 
     def _spawn(self) -> EngineProcess:
         return EngineProcess(self._config, factory=self._factory, log_level=self._log_level)
@@ -281,6 +280,11 @@ class RemoteEngine:
 
     def _give_up(self, error: FourfoldError) -> None:
         self._state, self._reason = _State.FAILED, str(error)
+        self._fail_first(error)
+        self._streams.fail_all(EngineDeadError(str(error)))
+
+    def _fail_first(self, error: FourfoldError) -> None:
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
-        self._streams.fail_all(EngineDeadError(str(error)))
+            # Who waited may have left with an error of his own; asyncio would log this one as unseen then.
+            self._first.exception()

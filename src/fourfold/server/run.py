@@ -96,14 +96,14 @@ async def _serve(
     for number in signals:
         loop.add_signal_handler(number, stopped.set)
     ready = asyncio.create_task(engine.ready())
-    # The engine's reports are read in this loop, so it must turn between the slow steps.
-    await asyncio.sleep(0)
-    from fourfold.server.app import create_app
-    from fourfold.server.host import Host
-
-    tokenizer = _load_tokenizer(config.model)
     stopping = asyncio.create_task(stopped.wait())
     try:
+        # The engine's reports are read in this loop, so it must turn between the slow steps.
+        await asyncio.sleep(0)
+        from fourfold.server.app import create_app
+        from fourfold.server.host import Host
+
+        tokenizer = _load_tokenizer(config.model)
         await asyncio.wait((ready, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stopped.is_set():
             return
