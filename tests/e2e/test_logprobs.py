@@ -96,3 +96,16 @@ def test_tiny_temperatures_are_greedy(tiny_model: Path) -> None:
         events = finish(made, [request(f"r{i}", [65, 66, 67], 20, **each) for i, each in enumerate(sampling)])
     answers = {name: [t for event in found for t in event.token_ids] for name, found in events.items()}
     assert all(answer == answers["r0"] for answer in answers.values()), answers
+
+
+def test_alternatives_have_tokens(tiny_model: Path) -> None:
+    """Rows of the logits without a token are nobody's alternative, for they cannot be named."""
+    limit = tokenizer_of(tiny_model).vocab_size
+    with engine(tiny_model) as made:
+        ask = request("a", list(range(60, 90)), 30, temperature=1.0, logprobs=20, prompt_logprobs=20)
+        ask.allowed_vocab = limit
+        events = finish(made, [ask])["a"]
+    entries = [entry for event in events for entry in (event.logprobs or []) + (event.prompt_logprobs or [])]
+    tokens = [token for entry in entries if entry is not None for token, _ in entry.top]
+    assert len(tokens) > 20 * 30
+    assert max(tokens) < limit

@@ -62,21 +62,23 @@ def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepRe
             event.finish_reason = "length"
         k = seq.request.sampling.logprobs
         if k is not None:
-            event.logprobs = [row_logprob(result, row, k)]
+            event.logprobs = [row_logprob(result, row, k, seq.request.allowed_vocab)]
     if not seq.delivered:
         event.cached_tokens = seq.cached_tokens
         event.prompt_logprobs = seq.prompt_logprobs
     return event
 
 
-def row_logprob(result: StepResult, row: int, k: int) -> TokenLogprob:
-    """The k best of one logit row beside the token itself; a vocabulary smaller than k gives fewer."""
+def row_logprob(result: StepResult, row: int, k: int, allowed_vocab: int | None = None) -> TokenLogprob:
+    """The k best of one logit row beside the token itself. Fewer where the vocabulary is smaller than k, or
+    where some of the best are ids without a token (at or above allowed_vocab), which nobody can name."""
+    limit = 2**31 if allowed_vocab is None else allowed_vocab
     top = [
         (int(token), float(logprob))
         for token, logprob in zip(
             result.top_ids[row, :k].tolist(), result.top_logprobs[row, :k].tolist(), strict=True
         )
-        if token >= 0
+        if 0 <= token < limit
     ]
     return TokenLogprob(int(result.token[row]), float(result.logprob[row]), int(result.rank[row]), tuple(top))
 
@@ -86,4 +88,5 @@ def _collect_prompt_logprobs(seq: Sequence, item: Scheduled, result: StepResult)
     if owed is None:
         raise ValueError(f"request {seq.request.request_id} has target rows but asked for no prompt logprobs")
     k = seq.request.sampling.prompt_logprobs or 0
-    owed.extend(row_logprob(result, item.first_row + i, k) for i in range(item.targets))
+    allowed = seq.request.allowed_vocab
+    owed.extend(row_logprob(result, item.first_row + i, k, allowed) for i in range(item.targets))
