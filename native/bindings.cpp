@@ -54,14 +54,15 @@ Matrix describe(int n, int k, int elem, int bits, int group, int zero, bool has_
   return m;
 }
 
-// A ProgramSpec under construction, and the arrays its matrices point into.
+// A ProgramSpec under construction, and the arrays its matrices point into: given as they are, never
+// converted, since a converted copy would be gone after the call.
 struct Builder {
   ProgramSpec spec;
   std::vector<nb::object> keep;
 
   int add_matrix(nb::object data, int n, int k, int elem, int bits, int group, int zero, bool has_offset,
                  bool wide) {
-    const auto bytes = nb::cast<Array<uint8_t, 1>>(data);
+    const auto bytes = nb::cast<Array<uint8_t, 1>>(data, false);
     Matrix m = describe(n, k, elem, bits, group, zero, has_offset, wide);
     require(bytes.shape(0) == m.bytes(), "packed matrix has the wrong number of bytes");
     require(reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0, "packed matrix is not aligned to 64 bytes");
@@ -96,14 +97,15 @@ struct Builder {
   static NormRef norm(const Norm& n) {
     return {std::get<0>(n), std::get<1>(n), std::get<2>(n), std::get<3>(n), std::get<4>(n)};
   }
-  // Keeps columns of the last op's input out of its int8 groups; one fp16 array [tiles, outliers, 16] per matrix.
+  // Keeps columns of the last op's input out of its int8 groups; one fp16 array [tiles, outliers, 16] per
+  // matrix.
   void set_outliers(const std::vector<int>& channels, const nb::list& columns) {
     require(!spec.ops.empty(), "no op to set outliers of");
     Op& op = spec.ops.back();
     require(nb::len(columns) == op.segments.size(), "one array of columns per matrix");
     op.outliers.assign(channels.begin(), channels.end());
     for (size_t i = 0; i < op.segments.size(); i++) {
-      const auto array = nb::cast<Array<uint16_t, 1>>(columns[i]);
+      const auto array = nb::cast<Array<uint16_t, 1>>(columns[i], false);
       const Matrix& m = spec.matrices.at(size_t(op.segments[i].matrix));
       require(array.shape(0) == size_t(m.tiles()) * kTile * channels.size(), "columns have the wrong length");
       op.segments[i].outlier_columns = array.data();
@@ -279,7 +281,8 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         pack_ints(d, q.data(), scale.data(), offset ? offset->data() : nullptr, out.data());
       },
-      "q"_a, "scale"_a, "offset"_a.none(), "bits"_a, "group"_a, "zero"_a, "wide"_a, "out"_a);
+      "q"_a.noconvert(), "scale"_a.noconvert(), "offset"_a.none().noconvert(), "bits"_a, "group"_a, "zero"_a,
+      "wide"_a, "out"_a.noconvert());
   m.def(
       "extract_columns",
       [](Array<uint8_t, 1> packed, int n, int k, int bits, int group, int zero, bool has_offset, bool wide,
@@ -293,7 +296,8 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         extract_columns(d, columns.data(), int(columns.shape(0)), out.data());
       },
-      "packed"_a, "n"_a, "k"_a, "bits"_a, "group"_a, "zero"_a, "has_offset"_a, "wide"_a, "columns"_a, "out"_a);
+      "packed"_a, "n"_a, "k"_a, "bits"_a, "group"_a, "zero"_a, "has_offset"_a, "wide"_a,
+      "columns"_a.noconvert(), "out"_a.noconvert());
   m.def(
       "pack_dense",
       [](Array<uint8_t, 2> rows, int k, int elem, Out<uint8_t, 1> out) {
@@ -304,7 +308,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;
         pack_dense(d, rows.data(), out.data());
       },
-      "rows"_a, "k"_a, "elem"_a, "out"_a);
+      "rows"_a.noconvert(), "k"_a, "elem"_a, "out"_a.noconvert());
 
   using View = Builder::View;
   using Norm = Builder::Norm;
@@ -314,8 +318,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<>())
       .def("add_matrix", &Builder::add_matrix, "data"_a, "n"_a, "k"_a, "elem"_a, "bits"_a = 0, "group"_a = 0,
            "zero"_a = 0, "has_offset"_a = false, "wide"_a = false)
-      .def("add_vector", &Builder::add_vector, "values"_a)
-      .def("add_rope", &Builder::add_rope, "inv_freq"_a, "scale"_a)
+      .def("add_vector", &Builder::add_vector, "values"_a.noconvert())
+      .def("add_rope", &Builder::add_rope, "inv_freq"_a.noconvert(), "scale"_a)
       .def("add_layer", &Builder::add_layer, "kv_heads"_a, "head_dim"_a)
       .def("add_slot", &Builder::add_slot, "width"_a, "logit_rows"_a)
       .def("set_outliers", &Builder::set_outliers, "channels"_a, "columns"_a)
@@ -327,15 +331,21 @@ NB_MODULE(_native, m) {
       .def(nb::init<Builder&, int, int, bool, bool, int, int, int, int, int, const std::string&>(),
            "program"_a, "vocab"_a, "hidden"_a, "exact"_a, "kv_f32"_a, "threads"_a, "max_tokens"_a,
            "max_seqs"_a, "max_context"_a, "num_blocks"_a, "isa"_a)
-      .def("step", &Engine::step, "tokens"_a, "seq_tokens"_a, "seq_context"_a, "block_start"_a, "blocks"_a,
-           "samples"_a, "history"_a, "bias_ids"_a, "bias_values"_a, "ban_ids"_a, "masks"_a.none(), "token"_a,
-           "logprob"_a, "rank"_a, "top_ids"_a, "top_logprobs"_a, "status"_a, "logits"_a.none())
+      .def("step", &Engine::step, "tokens"_a.noconvert(), "seq_tokens"_a.noconvert(),
+           "seq_context"_a.noconvert(), "block_start"_a.noconvert(), "blocks"_a.noconvert(),
+           "samples"_a.noconvert(), "history"_a.noconvert(), "bias_ids"_a.noconvert(),
+           "bias_values"_a.noconvert(), "ban_ids"_a.noconvert(), "masks"_a.none().noconvert(),
+           "token"_a.noconvert(), "logprob"_a.noconvert(), "rank"_a.noconvert(), "top_ids"_a.noconvert(),
+           "top_logprobs"_a.noconvert(), "status"_a.noconvert(), "logits"_a.none().noconvert())
       .def("copy_blocks", &Engine::copy_blocks, "pairs"_a)
       .def("start_observing", [](Engine& e) { e.runtime->start_observing(); })
-      .def("observed", [](const Engine& e, int op) {
-        require(op >= 0 && size_t(op) < e.runtime->spec().ops.size(), "op does not exist");
-        return e.runtime->observed(size_t(op));
-      }, "op"_a)
+      .def(
+          "observed",
+          [](const Engine& e, int op) {
+            require(op >= 0 && size_t(op) < e.runtime->spec().ops.size(), "op does not exist");
+            return e.runtime->observed(size_t(op));
+          },
+          "op"_a)
       .def_prop_ro("kv_block_bytes", [](const Engine& e) { return e.runtime->kv_block_bytes(); })
       .def_prop_ro("arena_bytes", [](const Engine& e) { return e.runtime->arena_bytes(); });
 

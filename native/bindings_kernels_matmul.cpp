@@ -131,12 +131,13 @@ void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, 
 
 void bind_matmul_tests(nb::module_& m) {
   using namespace nb::literals;
-  m.def("test_matmul", &matmul, "isa"_a, "x"_a, "packed"_a, "n"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a,
-        "has_offset"_a, "wide"_a, "compute"_a, "norm_weight"_a.none(), "eps"_a, "bias"_a.none(),
-        "residual"_a.none(), "gate"_a.none(), "act"_a, "outliers"_a.none(), "outlier_columns"_a.none(),
-        "tiles"_a, "rows"_a, "out"_a);
-  m.def("test_embed", &embed, "isa"_a, "packed"_a, "n"_a, "k"_a, "elem"_a, "bits"_a, "group"_a, "zero"_a,
-        "has_offset"_a, "wide"_a, "ids"_a, "out"_a);
+  m.def("test_matmul", &matmul, "isa"_a, "x"_a.noconvert(), "packed"_a.noconvert(), "n"_a, "elem"_a, "bits"_a,
+        "group"_a, "zero"_a, "has_offset"_a, "wide"_a, "compute"_a, "norm_weight"_a.none().noconvert(),
+        "eps"_a, "bias"_a.none().noconvert(), "residual"_a.none().noconvert(), "gate"_a.none().noconvert(),
+        "act"_a, "outliers"_a.none().noconvert(), "outlier_columns"_a.none().noconvert(), "tiles"_a, "rows"_a,
+        "out"_a.noconvert());
+  m.def("test_embed", &embed, "isa"_a, "packed"_a.noconvert(), "n"_a, "k"_a, "elem"_a, "bits"_a, "group"_a,
+        "zero"_a, "has_offset"_a, "wide"_a, "ids"_a.noconvert(), "out"_a.noconvert());
 }
 
 }  // namespace ff

@@ -11,9 +11,9 @@ namespace ff {
 
 namespace {
 
-constexpr uint32_t kLeave = 1u << 31;
-// A barrier inside a step is short: spin for some tens of microseconds, then let others run between looks. Between
-// steps the scheduler works for some hundred microseconds: stay awake for a few times that, then sleep.
+// A barrier inside a step is short: spin for some tens of microseconds, then let others run between looks.
+// Between steps the scheduler works for some hundred microseconds: stay awake for a few times that, then
+// sleep.
 constexpr int kBarrierSpins = 4000;
 constexpr auto kAwake = std::chrono::milliseconds(2);
 
@@ -29,11 +29,19 @@ inline void relax() {
 
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads) {
   threads_.reserve(size_t(size_) - 1);
-  for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { loop(i); });
+  try {
+    for (int i = 1; i < size_; i++) threads_.emplace_back([this, i] { loop(i); });
+  } catch (...) {  // the system allows no more: those that run already must not outlive this object
+    dismiss();
+    throw;
+  }
 }
 
-Team::~Team() {
-  epoch_.fetch_or(kLeave, std::memory_order_release);
+Team::~Team() { dismiss(); }
+
+void Team::dismiss() {
+  leaving_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
   for (auto& t : threads_) t.join();
 }
@@ -52,7 +60,7 @@ void Team::loop(int id) {
       epoch_.wait(seen, std::memory_order_seq_cst);
       asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
-    if (now & kLeave) return;
+    if (leaving_.load(std::memory_order_relaxed)) return;
     seen = now;
     Member member{id, 0};
     work_(argument_, member);

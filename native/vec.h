@@ -2,11 +2,11 @@
 //
 // A kernel is written once over F (16 floats), I (16 int32) and B (64 bytes) and compiled once per
 // instruction set: isa/<name>.cpp defines FF_NS and one FF_ISA_* macro and includes the kernel headers. Every
-// function here gives the same bits on every instruction set (explicit fma, fixed reduction order), except dot_bf16,
-// whose hardware form has its own rounding.
+// function here gives the same bits on every instruction set (explicit fma, fixed reduction order), except
+// dot_bf16, whose hardware form has its own rounding.
 //
-// Nothing in these headers may instantiate code from the C++ standard library: an inline function compiled with AVX-512
-// flags could be the copy that the linker keeps for everyone.
+// Nothing in these headers may instantiate code from the C++ standard library: an inline function compiled
+// with AVX-512 flags could be the copy that the linker keeps for everyone.
 #pragma once
 
 #include <cstddef>
@@ -68,17 +68,23 @@ static FF_INLINE float f16_to_f32(uint16_t h) {
 
 #if defined(FF_ISA_AVX512)
 
+// clang-format off
 struct F { __m512 v; };
 struct I { __m512i v; };
 struct B { __m512i v; };
+// clang-format on
 
 static FF_INLINE F zero() { return {_mm512_setzero_ps()}; }
 static FF_INLINE F set1(float x) { return {_mm512_set1_ps(x)}; }
 static FF_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 static FF_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 // First n lanes (0..16); the others are zero / untouched.
-static FF_INLINE F load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
-static FF_INLINE void store_n(float* p, F a, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), a.v); }
+static FF_INLINE F load_n(const float* p, int n) {
+  return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)};
+}
+static FF_INLINE void store_n(float* p, F a, int n) {
+  _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), a.v);
+}
 static FF_INLINE F load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
@@ -116,10 +122,12 @@ static FF_INLINE F select_gt(F x, F y, F a, F b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_GT_OQ), b.v, a.v)};
 }
 // Lanes whose bit is set come from a, the others from b.
-static FF_INLINE F blend(uint32_t bits, F a, F b) { return {_mm512_mask_blend_ps(__mmask16(bits), b.v, a.v)}; }
+static FF_INLINE F blend(uint32_t bits, F a, F b) {
+  return {_mm512_mask_blend_ps(__mmask16(bits), b.v, a.v)};
+}
 static FF_INLINE F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static FF_INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }  // round to nearest even
-static FF_INLINE F shift_exponent(F a, I n) {                          // a * 2^n, n in [-126, 127], result normal
+static FF_INLINE F shift_exponent(F a, I n) {  // a * 2^n, n in [-126, 127], result normal
   return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
 }
 
@@ -128,9 +136,7 @@ static FF_INLINE I iset1(int x) { return {_mm512_set1_epi32(x)}; }
 static FF_INLINE I iload(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static FF_INLINE void istore(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
 static FF_INLINE I iadd(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
-static FF_INLINE void store_i8(int8_t* p, I a) {
-  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
-}
+static FF_INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 
 static FF_INLINE B bload(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 static FF_INLINE void bstore(uint8_t* p, B a) { _mm512_storeu_si512(p, a.v); }
@@ -147,7 +153,8 @@ static FF_INLINE B or_bit4(B a, const uint8_t* p) {
 // a + 16 * (bits 2s, 2s+1 of each byte of h).
 template <int s>
 static FF_INLINE B or_bits45(B a, B h) {
-  __m512i t = s >= 2 ? _mm512_srli_epi16(h.v, 2 * s - 4 < 0 ? 0 : 2 * s - 4) : _mm512_slli_epi16(h.v, 4 - 2 * s < 0 ? 0 : 4 - 2 * s);
+  __m512i t = s >= 2 ? _mm512_srli_epi16(h.v, 2 * s - 4 < 0 ? 0 : 2 * s - 4)
+                     : _mm512_slli_epi16(h.v, 4 - 2 * s < 0 ? 0 : 4 - 2 * s);
   return {_mm512_or_si512(a.v, _mm512_and_si512(t, _mm512_set1_epi8(0x30)))};
 }
 // acc[i] + sum_j w[4i+j] * a[j]: w unsigned, a four signed bytes broadcast. Exact.
@@ -160,7 +167,8 @@ static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
 }
-// Stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i] + p[2i] + p[2i+1].
+// Stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i] + p[2i] +
+// p[2i+1].
 static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
   const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
   _mm512_storeu_si512(p, (__m512i)h);
@@ -192,9 +200,11 @@ static FF_INLINE int32_t ihsum(I a) { return _mm512_reduce_add_epi32(a.v); }
 
 #elif defined(FF_ISA_AVX2)
 
+// clang-format off
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct B { __m256i a, b; };
+// clang-format on
 
 static FF_INLINE __m256i lane_mask(int n) {  // lanes < n of eight
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -204,20 +214,24 @@ static FF_INLINE F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}
 static FF_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 static FF_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
 static FF_INLINE F load_n(const float* p, int n) {
-  return {_mm256_maskload_ps(p, lane_mask(n)), n > 8 ? _mm256_maskload_ps(p + 8, lane_mask(n - 8)) : _mm256_setzero_ps()};
+  return {_mm256_maskload_ps(p, lane_mask(n)),
+          n > 8 ? _mm256_maskload_ps(p + 8, lane_mask(n - 8)) : _mm256_setzero_ps()};
 }
 static FF_INLINE void store_n(float* p, F x, int n) {
   _mm256_maskstore_ps(p, lane_mask(n), x.a);
   if (n > 8) _mm256_maskstore_ps(p + 8, lane_mask(n - 8), x.b);
 }
 static FF_INLINE __m256 bf16x8(const uint16_t* p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
 static FF_INLINE F load_bf16(const uint16_t* p) { return {bf16x8(p), bf16x8(p + 8)}; }
-static FF_INLINE __m256i bf16_bits(__m256 x) {  // the 16 bits of each rounded float, in the low half of its lane
+static FF_INLINE __m256i
+bf16_bits(__m256 x) {  // the 16 bits of each rounded float, in the low half of its lane
   const __m256i u = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i r =
+      _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
   return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
@@ -226,7 +240,8 @@ static FF_INLINE void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(h, 0xd8));
 }
 static FF_INLINE F load_f16(const uint16_t* p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
 #define FF_BINARY(name, intrin) \
   static FF_INLINE F name(F x, F y) { return {intrin(x.a, y.a), intrin(x.b, y.b)}; }
@@ -237,7 +252,9 @@ FF_BINARY(div, _mm256_div_ps)
 FF_BINARY(max, _mm256_max_ps)
 FF_BINARY(min, _mm256_min_ps)
 #undef FF_BINARY
-static FF_INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+static FF_INLINE F fma(F x, F y, F z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
 static FF_INLINE F abs(F x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
@@ -263,7 +280,8 @@ static FF_INLINE F blend(uint32_t bits, F u, F v) {
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128), all = _mm256_set1_epi32(int(bits));
   const __m256i low = _mm256_cmpeq_epi32(_mm256_and_si256(all, bit), bit);
   const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_srli_epi32(all, 8), bit), bit);
-  return {_mm256_blendv_ps(v.a, u.a, _mm256_castsi256_ps(low)), _mm256_blendv_ps(v.b, u.b, _mm256_castsi256_ps(high))};
+  return {_mm256_blendv_ps(v.a, u.a, _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(v.b, u.b, _mm256_castsi256_ps(high))};
 }
 static FF_INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static FF_INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -305,8 +323,8 @@ static FF_INLINE __m256i bits_to_16(const uint8_t* p) {  // 32 bits -> 32 bytes 
   int32_t x;
   memcpy(&x, p, 4);
   const __m256i spread = _mm256_shuffle_epi8(
-      _mm256_set1_epi32(x), _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3,
-                                             3, 3, 3, 3, 3, 3, 3));
+      _mm256_set1_epi32(x), _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2,
+                                             2, 2, 3, 3, 3, 3, 3, 3, 3, 3));
   const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201ull));
   return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), _mm256_set1_epi8(16));
 }
@@ -315,17 +333,20 @@ static FF_INLINE B or_bit4(B x, const uint8_t* p) {
 }
 template <int s>
 static FF_INLINE __m256i bits45(__m256i h) {
-  const __m256i t = s >= 2 ? _mm256_srli_epi16(h, s >= 2 ? 2 * s - 4 : 0) : _mm256_slli_epi16(h, s < 2 ? 4 - 2 * s : 0);
+  const __m256i t =
+      s >= 2 ? _mm256_srli_epi16(h, s >= 2 ? 2 * s - 4 : 0) : _mm256_slli_epi16(h, s < 2 ? 4 - 2 * s : 0);
   return _mm256_and_si256(t, _mm256_set1_epi8(0x30));
 }
 template <int s>
 static FF_INLINE B or_bits45(B x, B h) {
   return {_mm256_or_si256(x.a, bits45<s>(h.a)), _mm256_or_si256(x.b, bits45<s>(h.b))};
 }
-// maddubs saturates at 2 * 255 * 127, so weights go in as low and high parts that cannot: exact for all bytes.
+// maddubs saturates at 2 * 255 * 127, so weights go in as low and high parts that cannot: exact for all
+// bytes.
 static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
   const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(0x3f)), x);
-  const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 6), _mm256_set1_epi8(3)), x);
+  const __m256i high =
+      _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 6), _mm256_set1_epi8(3)), x);
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(64)));
 }
@@ -370,6 +391,7 @@ static FF_INLINE int32_t ihsum(I x) {
 }
 
 #else  // scalar: the oracle
+// clang-format off
 
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
@@ -457,11 +479,12 @@ static FF_INLINE float hmax(F a) {
 }
 static FF_INLINE int32_t ihsum(I a) { int32_t s = 0; FF_EACH s += a.v[i]; return s; }
 #undef FF_EACH
+// clang-format on
 
 #endif
 
-// exp(x): Cody-Waite reduction and a degree-6 polynomial (Taylor coefficients are within 2 ulp on |r| <= ln2/2).
-// x below -87.3 and NaN give 0, above 88.3 saturates at exp(88.3): check inputs for NaN.
+// exp(x): Cody-Waite reduction and a degree-6 polynomial (Taylor coefficients are within 2 ulp on |r| <=
+// ln2/2). x below -87.3 and NaN give 0, above 88.3 saturates at exp(88.3): check inputs for NaN.
 static FF_INLINE F exp(F x) {
   const F lowest = set1(-87.33f), highest = set1(88.37f);
   const uint32_t alive = ge_mask(x, lowest);
@@ -488,8 +511,9 @@ static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
 #endif
 
 static FF_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
-static FF_INLINE F tanh(F x) {  // 1 - 2 / (exp(2x) + 1), odd in x
-  return sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
+static FF_INLINE F tanh(F x) {  // 1 - 2 / (exp(2x) + 1), odd in x; NaN stays NaN
+  const F y = sub(set1(1.0f), div(set1(2.0f), add(exp(add(x, x)), set1(1.0f))));
+  return blend(ge_mask(x, x), y, x);
 }
 
 }  // namespace ff::FF_NS

@@ -36,7 +36,8 @@ static FF_INLINE void norm_row(const NormArgs& n, const float* x, int k, const f
 }
 
 // int8 with one scale per kActGroup columns: scale = max|x| / 127, q = round(x / scale) to nearest even. The error of an
-// element is at most scale / 2. k is a multiple of 16 (every integer format's group is).
+// element is at most scale / 2. A group with a number that is not finite has scale NaN, which every product then is.
+// k is a multiple of 16 (every integer format's group is).
 static FF_INLINE void quantize_row(const float* x, int k, const ActRows& to, int row) {
   int8_t* q = to.q + size_t(row) * to.q_stride;
   float* scale = to.scale + size_t(row) * to.scale_stride;
@@ -44,11 +45,21 @@ static FF_INLINE void quantize_row(const float* x, int k, const ActRows& to, int
   int32_t* s32 = to.sums32 + size_t(row) * to.sum_stride;
   for (int k0 = 0, g = 0; k0 < k; k0 += kActGroup, g++) {
     const int n = k - k0 < kActGroup ? k - k0 : kActGroup;
-    F m = zero();
-    for (int i = 0; i < n; i += kLanes) m = max(abs(load(x + k0 + i)), m);
+    F m = zero(), bad = zero();
+    for (int i = 0; i < n; i += kLanes) {
+      const F v = load(x + k0 + i);
+      m = max(abs(v), m);
+      bad = fma(v, zero(), bad);  // max drops NaN; 0 * v keeps it, and makes it of infinity
+    }
     const float largest = hmax(m);
-    scale[g] = largest / 127.0f;
-    const F inverse = set1(largest > 0 ? 127.0f / largest : 0.0f);
+    scale[g] = largest / 127.0f + hsum(bad);
+    if (scale[g] != scale[g]) {
+      memset(q + k0, 0, size_t(n));
+      memset(s16 + k0 / 16, 0, size_t(n) / 16 * sizeof(int32_t));
+      continue;
+    }
+    // Below, the inverse would overflow: such numbers count as zero.
+    const F inverse = set1(largest > 1e-36f ? 127.0f / largest : 0.0f);
     for (int i = 0; i < n; i += kLanes) {
       const I v = to_int(mul(load(x + k0 + i), inverse));
       store_i8(q + k0 + i, v);

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 _F32: TypeAlias = NDArray[np.float32]
 _I32: TypeAlias = NDArray[np.int32]
+_U16: TypeAlias = NDArray[np.uint16]
 _U8: TypeAlias = NDArray[np.uint8]
 _U32: TypeAlias = NDArray[np.uint32]
 _View: TypeAlias = tuple[int, int, int]
@@ -22,6 +23,8 @@ _Norm: TypeAlias = tuple[int, int, float, float, bool]
 BLOCK_TOKENS: int
 ACTIVATION_GROUP: int
 """Columns of an activation row that share one int8 scale."""
+MAX_OUTLIERS: int
+"""Columns of an op's input that can be kept out of its int8 groups."""
 
 def isas() -> list[str]:
     """Instruction sets of this build that this CPU has, worst first."""
@@ -46,6 +49,20 @@ def pack_ints(
 def pack_dense(rows: _U8, k: int, elem: int, out: _U8) -> None:
     """rows: the bytes of [n, k] elements -> out [packed_bytes]."""
 
+def extract_columns(
+    packed: _U8,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    zero: int,
+    has_offset: bool,
+    wide: bool,
+    columns: _I32,
+    out: _U16,
+) -> None:
+    """Columns of a packed integer matrix -> out, fp16 bits [tiles * columns * 16]: what set_outliers takes."""
+
 class Program:
     def __init__(self) -> None: ...
     def add_matrix(
@@ -64,6 +81,9 @@ class Program:
     def add_rope(self, inv_freq: _F32, scale: float) -> int: ...
     def add_layer(self, kv_heads: int, head_dim: int) -> int: ...
     def add_slot(self, width: int, logit_rows: bool) -> None: ...
+    def set_outliers(self, channels: Sequence[int], columns: Sequence[_U16]) -> None:
+        """Of the op added last: columns of its input, and those columns of each of its matrices."""
+
     def add_op(
         self,
         kind: int,
@@ -125,6 +145,10 @@ class Runtime:
         logits: _F32 | None,
     ) -> None: ...
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+    def start_observing(self) -> None:
+        """From now on, steps note the largest magnitude of each column of every matmul's input."""
+
+    def observed(self, op: int) -> list[float]: ...
     @property
     def kv_block_bytes(self) -> int: ...
     @property
@@ -162,6 +186,8 @@ def test_matmul(
     residual: _F32 | None,
     gate: _F32 | None,
     act: int,
+    outliers: _I32 | None,
+    outlier_columns: _U16 | None,
     tiles: int,
     rows: int,
     out: _F32,

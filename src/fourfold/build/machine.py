@@ -7,6 +7,11 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Of cgroup version 2 and version 1."""
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -25,7 +30,7 @@ def usable_cores(cgroup: Path = _CGROUP, topology: str = _TOPOLOGY) -> int:
 
 def _cpu_quota(cgroup: Path) -> float | None:
     """CPUs per period of cgroup v2's cpu.max or v1's cfs quota; None for no limit."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
     with contextlib.suppress(OSError, ValueError):
@@ -41,8 +46,8 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
     with contextlib.suppress(OSError, ValueError, StopIteration):
         line = next(x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable:"))
         free = int(line.split()[1]) * 1024
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((cgroup / "memory.max").read_text())  # ValueError for "max"
-        used = int((cgroup / "memory.current").read_text())
-        free = min(free, max(0, limit - used))
+    for limit_name, used_name in _MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError):  # ValueError for "max"
+            limit = int((cgroup / limit_name).read_text())
+            free = min(free, max(0, limit - int((cgroup / used_name).read_text())))
     return free

@@ -24,7 +24,8 @@ MAX_GROUP = 32
 
 def matrix_key(binding: Binding) -> str:
     """Names the content within one checkpoint."""
-    rows = "" if binding.rows is None else f"[{binding.row_start}:{binding.row_start + binding.rows}]"
+    end = "" if binding.rows is None else binding.row_start + binding.rows
+    rows = "" if binding.rows is None and not binding.row_start else f"[{binding.row_start}:{end}]"
     order = "" if binding.interleaved_heads is None else f"/halves{binding.interleaved_heads}"
     return f"{binding.source}{rows}{order}"
 
