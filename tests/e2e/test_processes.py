@@ -124,7 +124,10 @@ def test_api_key(tiny_model: Path, tmp_path: Path) -> None:
             assert httpx.get(server.url + path).status_code == 401
             headers = {"Authorization": "Bearer secret"}
             assert httpx.get(server.url + path, headers=headers).status_code == 200
-        assert "secret" not in " ".join(server.log)
+        log = " ".join(server.log)
+        assert "secret" not in log
+        assert "API keys: 1" in log
+        assert "threads: " in log
         command_line = Path(f"/proc/{server.engine_pid}/cmdline").read_bytes()
         assert b"secret" not in command_line
 

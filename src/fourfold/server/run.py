@@ -28,6 +28,7 @@ from fourfold.server.settings import ServerSettings
 if TYPE_CHECKING:
     from fourfold.engine.remote import RemoteEngine
     from fourfold.text.tokenizer import Tokenizer
+    from fourfold.types import ModelInfo
 
 log = logging.getLogger("fourfold.server")
 
@@ -108,6 +109,7 @@ async def _serve(
         if stopped.is_set():
             return
         model = ready.result()
+        log.info("configuration: %s", configuration(model, settings))
     finally:
         ready.cancel()
         stopping.cancel()
@@ -132,6 +134,22 @@ async def _serve(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def configuration(model: ModelInfo, settings: ServerSettings) -> str:
+    """What was given, measured and derived, as it holds from now on; keys are counted, not shown."""
+    facts = {
+        "model": model.path,
+        **model.description,
+        "context": f"{model.max_model_len} tokens",
+        "KV cache": f"{model.num_blocks} blocks of {model.block_size} tokens",
+        "sequences per step": str(model.max_num_seqs),
+        "tokens per step": str(model.max_num_batched_tokens),
+        "drain timeout": f"{settings.drain_timeout:g} s",
+        "largest body": f"{settings.max_body_bytes} bytes",
+        "API keys": str(len(settings.api_keys)),
+    }
+    return "; ".join(f"{name}: {value}" for name, value in facts.items())
 
 
 def _load_tokenizer(path: str) -> Tokenizer:
