@@ -1,11 +1,11 @@
 // Matrix products over packed tiles. See matrix.h for the layout and DESIGN.md section 5 for the budget.
 //
 // The canonical order (design rule 1), the same for one row and for many, whoever computes it:
-//   y = fma over the outliers: y += outlier * column
-//   for each kActGroup of k: part = 0
+//   y = 0; for each kActGroup of k: part = 0
 //     for each weight group in it: i = sum (q - zero) * a, exact in int32
 //       part = fma(i, scale, part); with offsets: part = fma(sum of a, offset, part)
 //     y = fma(part, activation scale, y)
+//   o = 0; for each outlier: o = fma(outlier, column, o); the result is y + o
 // fp32 and bf16: y = fma over k in ascending order (bf16: pairs, as dot_bf16 orders them).
 #pragma once
 
@@ -65,6 +65,7 @@ static FF_INLINE const int32_t* row_sums(const ActRows& a, int group, int row) {
 template <int BITS, int GROUP, bool OFFSET, int ROWS>
 static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0, int block_row) {
   const Matrix& m = *a.w;
+  constexpr int kLines = (GROUP * BITS * 2 + (OFFSET ? 64 : 32) + 63) / 64;  // cache lines of a group
   const size_t ints = m.ints_bytes(), bytes = m.group_bytes();
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
   const int8_t* q[ROWS];
@@ -77,9 +78,11 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
     sums[r] = row_sums(a.act, GROUP, row0 + r);
     y[r] = zero();
   }
+  F o[ROWS];
+  for (int r = 0; r < ROWS; r++) o[r] = zero();
   for (int i = 0; i < a.outlier_count; i++) {
     const F w = load_f16(a.outlier_columns + (size_t(tile) * a.outlier_count + i) * kTile);
-    for (int r = 0; r < ROWS; r++) y[r] = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]), w, y[r]);
+    for (int r = 0; r < ROWS; r++) o[r] = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]), w, o[r]);
   }
   const int groups = m.k / GROUP;
   for (int g = 0, block = 0; g < groups; block++) {
@@ -89,7 +92,8 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
       if (sub && g == groups) break;
       B w[GROUP / 4];
       unpack_group<BITS, GROUP>(p, w);
-      for (size_t line = 0; line < bytes; line += 64) prefetch(p + 4096 + line);
+      FF_UNROLL(10)
+      for (int line = 0; line < kLines; line++) prefetch(p + 4096 + 64 * line);
       const F d = load_scale(p + ints, m.wide);
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
@@ -107,7 +111,7 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
     }
     for (int r = 0; r < ROWS; r++) y[r] = fma(part[r], set1(scales[r][block]), y[r]);
   }
-  for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, block_row + r, block_tile);
+  for (int r = 0; r < ROWS; r++) finish(a, add(y[r], o[r]), row0 + r, tile, block_row + r, block_tile);
 }
 
 template <int BITS, int GROUP, bool OFFSET>
@@ -158,13 +162,6 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
   for (int r = 0; r < ROWS; r++)
     FF_UNROLL(4)
     for (int t = 0; t < TILES; t++) y[r][t] = zero();
-  for (int i = 0; i < a.outlier_count; i++)
-    FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++) {
-      const F x = set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]);
-      FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) y[r][t] = fma(x, load(panel.column + (size_t(i) * kRegTiles + t) * 16), y[r][t]);
-    }
   const uint8_t* w = panel.w;
   const float *d = panel.scale, *o = panel.offset;
   const int groups = m.k / GROUP;
@@ -218,8 +215,20 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
         for (int t = 0; t < TILES; t++) y[r][t] = fma(part[r][t], scale, y[r][t]);
       }
   }
+  F outlier[ROWS][TILES];
+  FF_UNROLL(4)
   for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) finish(a, y[r][t], row0 + r, tile + t, block_row + r, block_tile + t);
+    FF_UNROLL(4)
+    for (int t = 0; t < TILES; t++) outlier[r][t] = zero();
+  for (int i = 0; i < a.outlier_count; i++)
+    FF_UNROLL(4)
+    for (int r = 0; r < ROWS; r++) {
+      const F x = set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]);
+      FF_UNROLL(4)
+      for (int t = 0; t < TILES; t++) outlier[r][t] = fma(x, load(panel.column + (size_t(i) * kRegTiles + t) * 16), outlier[r][t]);
+    }
+  for (int r = 0; r < ROWS; r++)
+    for (int t = 0; t < TILES; t++) finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
 template <int GROUP, bool OFFSET, int TILES>
