@@ -61,7 +61,7 @@ def extract_columns(
     columns: _I32,
     out: _U16,
 ) -> None:
-    """Columns of a packed integer matrix -> out, fp16 bits [tiles * columns * 16]: what set_outliers takes."""
+    """Columns of a packed integer matrix -> out, fp16 bits [tiles * columns * 16]."""
 
 class Program:
     def __init__(self) -> None: ...

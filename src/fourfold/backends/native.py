@@ -86,8 +86,10 @@ class NativeBackend:
                 num_blocks=limits.num_blocks,
                 isa=isa,
             )
-        except ValueError as error:
-            raise LoadError(f"the native runtime cannot run this {program.family} model: {error}") from error
+        except (ValueError, RuntimeError, MemoryError) as error:
+            # RuntimeError: the system starts no more threads.
+            reason = "out of memory" if isinstance(error, MemoryError) else error
+            raise LoadError(f"the native runtime cannot run this {program.family} model: {reason}") from error
         self._limits = limits
         self._vocab = program.vocab_size
         self._ops = program.ops
