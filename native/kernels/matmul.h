@@ -43,8 +43,8 @@ static FF_INLINE F activate(Act act, F g) {
 static FF_INLINE void finish(const MatmulArgs& a, F y, int row, int tile, int block_row, int block_tile) {
   const MatmulOut& o = a.out;
   const int column = tile * kTile, left = a.w->n - column, n = left < kTile ? left : kTile;
-  if (o.scale != 1.0f) y = mul(y, set1(o.scale));
   if (o.bias) y = add(y, load_n(o.bias + column, n));
+  if (o.scale != 1.0f) y = mul(y, set1(o.scale));
   if (o.softcap != 0.0f) y = mul(set1(o.softcap), tanh(div(y, set1(o.softcap))));
   if (o.gate) y = mul(activate(o.act, load(o.gate + size_t(block_row) * o.gate_stride + block_tile * kTile)), y);
   float* out = o.out + size_t(row - o.row_base) * o.stride + (column - o.column_base);
