@@ -14,22 +14,22 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.pyc' 2>/dev/null)
 NATIVE_SOURCES = $(shell find native -name '*.cpp' -o -name '*.h')
 
-.PHONY: help serve test test-all lint format fuzz bench soak clean
+.PHONY: help serve test test-all lint format sanitize fuzz bench soak clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make serve [MODEL=smollm2] [PORT=8000] [ARGS=...]   install, fetch the model, serve it"
 	@echo "make test      install with test tools; lint, types, import rules, every quick test"
 	@echo "make test-all  the slow tests too"
-	@echo "make lint | format | fuzz | bench | soak | clean"
+	@echo "make lint | format | sanitize | fuzz | bench | soak | clean"
 
 serve: .venv/stamp-run
 	@exec $(BIN)/fourfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: lint
+test: lint sanitize
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: lint
+test-all: lint sanitize
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/stamp-test
@@ -43,6 +43,10 @@ format: .venv/stamp-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
+
+# Kernel tests with the native module built under AddressSanitizer and UBSan, the thread team under ThreadSanitizer.
+sanitize: .venv/stamp-test
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/sanitize
 
 fuzz: .venv/stamp-test
 	@$(PIP) atheris
