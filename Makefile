@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 600
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.pyc' 2>/dev/null)
-NATIVE_SOURCES = $(shell find native -name '*.cpp' -o -name '*.h')
+NATIVE_SOURCES = $(shell find native tests/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: help serve test test-all lint format sanitize fuzz bench soak clean
 .DELETE_ON_ERROR:
@@ -58,7 +58,9 @@ bench: .venv/stamp-run
 	$(BIN)/fourfold bench engine $(MODEL) $(ARGS)
 
 soak: .venv/stamp-test
-	$(BIN)/python -m pytest tests/e2e -m slow $(ARGS)
+	$(BIN)/fourfold pull $(MODEL)
+	$(BIN)/python -m tests.e2e.soak --model $(MODEL) $(ARGS)
+	$(BIN)/python -m tests.e2e.soak --model $(MODEL) --kill $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
