@@ -17,6 +17,7 @@
 
 namespace nb = nanobind;
 
+void bind_bench(nb::module_& m);
 void bind_text(nb::module_& m);
 
 namespace ff {
@@ -349,6 +350,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("kv_block_bytes", [](const Engine& e) { return e.runtime->kv_block_bytes(); })
       .def_prop_ro("arena_bytes", [](const Engine& e) { return e.runtime->arena_bytes(); });
 
+  bind_bench(m);
   bind_text(m);
   bind_attention_tests(m);
   bind_matmul_tests(m);

@@ -261,3 +261,20 @@ def test_sampling(
 
 def test_uniform(seed: int, counter: int) -> float:
     """The number in [0, 1) that a draw uses."""
+
+class LimitBench:
+    """What `threads` threads can do at most with an instruction set; the buffer they read is held."""
+
+    def __init__(self, isa: str, threads: int, bytes: int) -> None:
+        """bytes: size of the buffer. ValueError if the CPU or build does not have the instruction set."""
+
+    @property
+    def bytes(self) -> int: ...
+    def instructions(self, kind: str) -> str | None:
+        """What "int8", "bf16" or "fp32" multiply-adds are measured with; None if there are none."""
+
+    def read(self) -> float:
+        """Seconds in which all threads together read the buffer once."""
+
+    def peak(self, kind: str, seconds: float) -> float:
+        """Operations per second of all threads together, measured for about `seconds`."""
