@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import openai
 import pytest
@@ -166,22 +168,38 @@ def test_context_limit(tiny: OpenAI) -> None:
             assert str(size) in error.value.message
 
 
-def test_leaving_aborts(tiny: OpenAI, tiny_server: Server) -> None:
+def test_leaving_aborts(real: OpenAI, real_server: Server) -> None:
     """B43, B42: work stops, every block is given back, and the prompt's blocks serve the next turn."""
-    messages = [{"role": "user", "content": "m" * 90}]
-    ask = {"model": "tiny", "messages": messages, "max_tokens": 350, "extra_body": {"ignore_eos": True}}
-    before = tiny_server.kv()["aborted"]
-    stream = tiny.chat.completions.create(**ask, stream=True)
+    messages = [{"role": "user", "content": "Tell me of the sea and of the land. " * 20}]
+    ask = {"model": "smollm2", "messages": messages, "max_tokens": 1000, "extra_body": {"ignore_eos": True}}
+    before = real_server.kv()["aborted"]
+    stream = real.chat.completions.create(**ask, stream=True)
     next(iter(stream))
     stream.close()
+    wait_for(lambda: real_server.kv()["aborted"] == before + 1, 10)
     with pytest.raises(openai.APITimeoutError):
-        tiny.with_options(timeout=0.05).chat.completions.create(**ask, n=8)
-    wait_for(lambda: tiny_server.kv()["aborted"] >= before + 2, 10)
-    ledger = tiny_server.await_idle(10)
-    assert ledger["balanced"]
-    next_turn = tiny.chat.completions.create(
-        model="tiny", messages=[*messages, {"role": "user", "content": "go on"}], max_tokens=1
+        real.with_options(timeout=1.0).chat.completions.create(**ask, n=3)
+    wait_for(lambda: real_server.kv()["aborted"] == before + 4, 10)
+    assert real_server.await_idle(10)["balanced"]
+    next_turn = real.chat.completions.create(
+        model="smollm2", messages=[*messages, {"role": "user", "content": "Go on."}], max_tokens=1
     )
     assert next_turn.usage is not None
     assert next_turn.usage.prompt_tokens_details is not None
-    assert (next_turn.usage.prompt_tokens_details.cached_tokens or 0) >= 64
+    assert (next_turn.usage.prompt_tokens_details.cached_tokens or 0) >= 128
+
+
+def test_leaving_the_queue_aborts(tiny: OpenAI, tiny_server: Server) -> None:
+    """B43: the client leaves while the engine has not looked at its request yet."""
+    ask = {"model": "tiny", "prompt": "ab", "max_tokens": 400, "n": 8, "extra_body": {"ignore_eos": True}}
+    tiny.completions.create(**{**ask, "max_tokens": 1})
+    before = tiny_server.kv()["aborted"]
+    engine = tiny_server.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        with pytest.raises(openai.APITimeoutError):
+            tiny.with_options(timeout=1.0).completions.create(**ask)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    wait_for(lambda: tiny_server.kv()["aborted"] == before + 8, 10)
+    assert tiny_server.await_idle(10)["balanced"]
