@@ -153,12 +153,18 @@ def test_version_comes_from_one_place(capsys: Capture) -> None:
 
 def test_bench_engine(tiny: Path, say: Say, capsys: Capture) -> None:
     say("a" * 200)
-    assert main(["bench", "engine", str(tiny), "--repeats", "2", "--max-model-len", "600", "--json"]) == 0
+    arguments = ["bench", "engine", str(tiny), "--repeats", "2", "--max-model-len", "600", "--no-limits"]
+    wanted = [flag for name in ("prefill-512", "prefill-2048", "decode-32") for flag in ("--only", name)]
+    assert main([*arguments, *wanted, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [(s["name"], s["prompt_tokens"], len(s["runs"])) for s in report["tokens_per_second"]] == [
-        ("prefill", 512, 2), ("decode", 32, 2),
-    ]  # fmt: skip
-    assert all(s["median"] > 0 for s in report["tokens_per_second"])
+    assert [
+        (each["name"], each["prompt_tokens"], len(each["tokens_per_second"]["runs"]))
+        for each in report["workloads"]
+    ] == [("prefill-512", 512, 2), ("decode-32", 32, 2)]
+    assert all(each["tokens_per_second"]["median"] > 0 for each in report["workloads"])
+    assert report["peak_memory_bytes"] > 1e6
+    assert main([*arguments, *wanted]) == 0
+    assert "longer than the context of 600 tokens: prefill-2048" in capsys.readouterr().out
 
 
 class TestMessages:

@@ -1,0 +1,1 @@
+"""A load client for servers that speak OpenAI's API."""
