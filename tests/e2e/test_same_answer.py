@@ -85,9 +85,9 @@ def test_tiny_model(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("longest, tokens", [(300, 64)])
-def test_real_model(real_model: Path, longest: int, tokens: int) -> None:
-    _check(real_model, longest, tokens)
+@pytest.mark.timeout(900)
+def test_real_model(real_model: Path) -> None:
+    _check(real_model, longest=300, tokens=64)
 
 
 def test_real_model_short(real_model: Path) -> None:

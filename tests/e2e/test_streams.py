@@ -38,7 +38,7 @@ async def _check(server: Server, count: int, alone: int) -> None:
     def prompt(index: int) -> list[int]:
         return [(index * 37 + i * i) % 250 for i in range(1 + index % 40)]
 
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=280) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         generated = server.metrics()["vllm:generation_tokens_total"]
         results = await asyncio.gather(*(_stream(client, server.name, prompt(i)) for i in range(count)))
         for tokens, _, counted in results:
@@ -55,6 +55,7 @@ async def test_64_streams(tiny_server: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.anyio
 async def test_64_streams_of_the_real_model(real_server: Server) -> None:
     await _check(real_server, 64, 8)
