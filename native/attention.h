@@ -11,14 +11,30 @@ constexpr int kSplitBlocks = 16;   // KV blocks whose softmax is computed by its
 constexpr int kMaxGroup = 16;      // query heads per KV head
 constexpr int kMaxTileRows = 144;  // (query row, query head) pairs of one work item
 
-enum class KvType : int32_t { bf16 = 0, f32 = 1 };
+enum class KvType : int32_t { bf16 = 0, f32 = 1, int8 = 2, fp8 = 3 };
+
+constexpr bool kv_is_coded(KvType type) { return type == KvType::int8 || type == KvType::fp8; }
 
 constexpr int kBlockTokens = 32;  // tokens per KV block
+
+// Bytes of K (or of V) of one KV head in a block.
+constexpr size_t kv_half_bytes(KvType type, int head_dim) {
+  const size_t numbers = size_t(head_dim) * kBlockTokens;
+  if (kv_is_coded(type)) return numbers + kBlockTokens * sizeof(float);
+  return numbers * (type == KvType::f32 ? 4 : 2);
+}
+
+// Bytes of one layer's block.
+constexpr size_t kv_block_bytes(KvType type, int kv_heads, int head_dim) {
+  return 2 * size_t(kv_heads) * kv_half_bytes(type, head_dim);
+}
 
 // One layer of the KV pool. Block b begins at base + b * block_bytes; inside it KV head h begins at
 // h * head_bytes, K first, then V (at v_offset):
 //   bf16: K as [head_dim / 2][32 tokens][2], V as [32 / 2 tokens][head_dim][2]  (pairs, as vdpbf16ps reads)
 //   f32:  K as [head_dim][32 tokens],        V as [32 tokens][head_dim]
+//   int8, fp8 (codes.h: int8, e4m3): in pairs as bf16, one byte per number, then 32 fp32 scales; K and V of a
+//     token and head have a scale each, so that a row's codes depend on the row alone
 // The pool is zero at start. A slot past the end of a sequence may hold another request's old numbers, even
 // NaN, so kernels never let such a slot into a sum (not even multiplied by zero).
 struct KvLayer {

@@ -46,6 +46,11 @@ Isa parse_isa(const std::string& name) {
   throw std::invalid_argument("unknown instruction set " + name + "; known are auto, scalar, avx2, avx512");
 }
 
+KvType parse_kv_type(int type) {
+  require(type >= 0 && type <= 3, "kv_type must be 0 (bf16), 1 (f32), 2 (int8) or 3 (fp8)");
+  return KvType(type);
+}
+
 Matrix describe(int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
   require(elem >= 0 && elem <= 3, "elem must be 0 (ints), 1 (f32), 2 (f16) or 3 (bf16)");
   Matrix m;
@@ -137,14 +142,14 @@ struct Engine {
   std::unique_ptr<Runtime> runtime;
   std::vector<int32_t> row_start;
 
-  Engine(Builder& b, int vocab, int hidden, bool exact, bool kv_f32, int threads, int max_tokens,
+  Engine(Builder& b, int vocab, int hidden, bool exact, int kv_type, int threads, int max_tokens,
          int max_seqs, int max_context, int num_blocks, const std::string& isa) {
     require(vocab > 0 && hidden > 0, "vocab and hidden must be positive");
     require(threads >= 1 && threads <= 1024, "threads must be between 1 and 1024");
     require(max_tokens >= 1 && max_seqs >= 1 && max_context >= 1 && num_blocks >= 1,
             "limits must be positive");
     ProgramSpec spec = b.spec;
-    spec.vocab = vocab, spec.hidden = hidden, spec.exact = exact, spec.kv_f32 = kv_f32;
+    spec.vocab = vocab, spec.hidden = hidden, spec.exact = exact, spec.kv_type = parse_kv_type(kv_type);
     keep = b.keep;
     const Isa chosen = parse_isa(isa);
     nb::gil_scoped_release release;
@@ -261,6 +266,13 @@ NB_MODULE(_native, m) {
   });
 
   m.def(
+      "kv_block_bytes",
+      [](int kv_type, int kv_heads, int head_dim) {
+        require(kv_heads > 0 && head_dim > 0, "a layer needs at least one head of one column");
+        return kv_block_bytes(parse_kv_type(kv_type), kv_heads, head_dim);
+      },
+      "kv_type"_a, "kv_heads"_a, "head_dim"_a);
+  m.def(
       "packed_bytes",
       [](int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
         return describe(n, k, elem, bits, group, zero, has_offset, wide).bytes();
@@ -329,8 +341,8 @@ NB_MODULE(_native, m) {
            "k_norm"_a = no_norm, "act"_a = 0, "scale"_a = 1.0f, "softcap"_a = 0.0f, "heads"_a = 1,
            "kv_heads"_a = 1, "head_dim"_a = 0, "window"_a = 0, "layer"_a = 0, "sinks"_a = -1, "rope"_a = -1);
   nb::class_<Engine>(m, "Runtime")
-      .def(nb::init<Builder&, int, int, bool, bool, int, int, int, int, int, const std::string&>(),
-           "program"_a, "vocab"_a, "hidden"_a, "exact"_a, "kv_f32"_a, "threads"_a, "max_tokens"_a,
+      .def(nb::init<Builder&, int, int, bool, int, int, int, int, int, int, const std::string&>(),
+           "program"_a, "vocab"_a, "hidden"_a, "exact"_a, "kv_type"_a, "threads"_a, "max_tokens"_a,
            "max_seqs"_a, "max_context"_a, "num_blocks"_a, "isa"_a)
       .def("step", &Engine::step, "tokens"_a.noconvert(), "seq_tokens"_a.noconvert(),
            "seq_context"_a.noconvert(), "block_start"_a.noconvert(), "blocks"_a.noconvert(),

@@ -62,8 +62,8 @@ auto* data_or_null(const std::optional<A>& a) {
 int run_attention(int isa, Floats2 q, Floats2 k, Floats2 v, Floats2 out, int heads, int kv_heads,
                   int head_dim, float scale, int window, float softcap, std::optional<Floats1> sinks,
                   std::optional<Floats1> q_norm, std::optional<Floats1> k_norm, float eps, float norm_offset,
-                  std::optional<Floats2> cos, std::optional<Floats2> sin, bool exact, bool f32, Bytes1 pool,
-                  Ints1 row_start, Ints1 context, Ints1 block_start, Ints1 blocks, int threads,
+                  std::optional<Floats2> cos, std::optional<Floats2> sin, bool exact, int kv_type,
+                  Bytes1 pool, Ints1 row_start, Ints1 context, Ints1 block_start, Ints1 blocks, int threads,
                   int planned_threads) {
   const KernelTable& table = table_of(isa);
   const int rows = int(q.shape(0)), count = int(context.shape(0));
@@ -97,9 +97,10 @@ int run_attention(int isa, Floats2 q, Floats2 k, Floats2 v, Floats2 out, int hea
   a.q_norm = {data_or_null(q_norm), eps, norm_offset}, a.k_norm = {data_or_null(k_norm), eps, norm_offset};
   a.cos = data_or_null(cos), a.sin = data_or_null(sin), a.rope_dim = cos ? int(cos->shape(1)) * 2 : 0;
   a.exact = exact;
-  const size_t half = size_t(kBlockTokens) * head_dim * (f32 ? 4 : 2);
-  a.kv = {
-      pool.data(), 2 * half * kv_heads, 2 * half, half, kv_heads, head_dim, f32 ? KvType::f32 : KvType::bf16};
+  check(kv_type >= 0 && kv_type <= 3, "kv_type");
+  const KvType type = KvType(kv_type);
+  const size_t half = kv_half_bytes(type, head_dim);
+  a.kv = {pool.data(), kv_block_bytes(type, kv_heads, head_dim), 2 * half, half, kv_heads, head_dim, type};
   a.seqs = {count, row_start.data(), context.data(), block_start.data(), blocks.data()};
   int longest = 0;
   for (int s = 0; s < count; s++) {
@@ -181,7 +182,7 @@ void bind_attention_tests(nb::module_& m) {
         nb::arg("out"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("scale"),
         nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("q_norm").none(),
         nb::arg("k_norm").none(), nb::arg("eps"), nb::arg("norm_offset"), nb::arg("cos").none(),
-        nb::arg("sin").none(), nb::arg("exact"), nb::arg("f32"), nb::arg("pool"), nb::arg("row_start"),
+        nb::arg("sin").none(), nb::arg("exact"), nb::arg("kv_type"), nb::arg("pool"), nb::arg("row_start"),
         nb::arg("context"), nb::arg("block_start"), nb::arg("blocks"), nb::arg("threads"),
         nb::arg("planned_threads"));
 }

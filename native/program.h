@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
 #include "matrix.h"
 #include "rows.h"
 
@@ -36,7 +37,7 @@ struct Op {
   int32_t residual = -1;  // slot
   std::vector<Segment> segments;
   std::vector<int32_t> outliers;  // columns of x kept out of its int8 groups
-  NormRef norm, k_norm;  // attention: of q, of k
+  NormRef norm, k_norm;           // attention: of q, of k
   Act act = Act::none;
   float scale = 1, softcap = 0;
   int32_t heads = 1, kv_heads = 1, head_dim = 0, window = 0, layer = 0;
@@ -62,7 +63,7 @@ struct ProgramSpec {
   std::vector<bool> slot_is_logit_rows;
   int32_t vocab = 0, hidden = 0;
   bool exact = false;  // fp32 activations in every matmul and in attention
-  bool kv_f32 = false;
+  KvType kv_type = KvType::bf16;
 
   // Throws std::invalid_argument naming the op if anything is out of range or of the wrong width.
   void check() const;

@@ -15,11 +15,13 @@ namespace ff {
 
 namespace {
 
-constexpr int kLogitChunk = 32;  // logit rows computed and sampled at a time: bounds the logits held in memory
+constexpr int kLogitChunk =
+    32;  // logit rows computed and sampled at a time: bounds the logits held in memory
 
 constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Hands out pieces of one allocation, each on its own cache lines; first pass with base null counts the bytes.
+// Hands out pieces of one allocation, each on its own cache lines; first pass with base null counts the
+// bytes.
 struct Carver {
   uint8_t* base;
   size_t used = 0;
@@ -91,8 +93,9 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
   arena_ = Pages(lay_out_arena({nullptr}));
   lay_out_arena({arena_.data});
 
-  const size_t scratch = std::max({matmul_scratch_bytes(int(k)), attention_scratch_floats(head_dim) * sizeof(float),
-                                   sample_scratch_bytes(spec_.vocab)});
+  const size_t scratch =
+      std::max({matmul_scratch_bytes(int(k)), attention_scratch_floats(head_dim) * sizeof(float),
+                sample_scratch_bytes(spec_.vocab)});
   auto lay_out_scratch = [&](Carver c) {
     threads_.assign(threads, {});
     for (ThreadState& t : threads_) {
@@ -106,20 +109,20 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
   scratch_ = Pages(lay_out_scratch({nullptr}));
   lay_out_scratch({scratch_.data});
 
-  const size_t element = spec_.kv_f32 ? 4 : 2;
-  for (const LayerShape& l : spec_.layers) kv_block_bytes_ += size_t(l.kv_heads) * size_t(l.head_dim) * kBlockTokens * 2 * element;
+  for (const LayerShape& l : spec_.layers)
+    kv_block_bytes_ += ff::kv_block_bytes(spec_.kv_type, l.kv_heads, l.head_dim);
   kv_ = Pages(kv_block_bytes_ * size_t(limits.num_blocks));
   madvise(kv_.data, kv_.bytes, MADV_HUGEPAGE);
   uint8_t* base = kv_.data;
   for (const LayerShape& l : spec_.layers) {
     KvLayer v{};
     v.base = base;
-    v.v_offset = size_t(l.head_dim) * kBlockTokens * element;
+    v.v_offset = kv_half_bytes(spec_.kv_type, l.head_dim);
     v.head_bytes = 2 * v.v_offset;
     v.block_bytes = v.head_bytes * size_t(l.kv_heads);
     v.kv_heads = l.kv_heads;
     v.head_dim = l.head_dim;
-    v.type = spec_.kv_f32 ? KvType::f32 : KvType::bf16;
+    v.type = spec_.kv_type;
     kv_layers_.push_back(v);
     base += v.block_bytes * size_t(limits.num_blocks);
   }
@@ -130,12 +133,14 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
     if (op.kind != OpKind::attention) continue;
     const AttentionShape shape{op.heads, op.kv_heads, op.window, team_.size()};
     auto same = [&](const AttentionPlan& p) {
-      return p.shape.heads == shape.heads && p.shape.kv_heads == shape.kv_heads && p.shape.window == shape.window;
+      return p.shape.heads == shape.heads && p.shape.kv_heads == shape.kv_heads &&
+             p.shape.window == shape.window;
     };
     auto found = std::find_if(plans_.begin(), plans_.end(), same);
     plan_of_.back() = int32_t(found - plans_.begin());
     if (found != plans_.end()) continue;
-    AttentionPlan plan{shape, attention_plan_bounds(shape, limits.max_tokens, limits.max_seqs, limits.max_context), {}, 0};
+    AttentionPlan plan{
+        shape, attention_plan_bounds(shape, limits.max_tokens, limits.max_seqs, limits.max_context), {}, 0};
     plan.items.resize(plan.bounds.items);
     partial_slots = std::max(partial_slots, plan.bounds.partial_slots);
     groups = std::max(groups, plan.bounds.groups);

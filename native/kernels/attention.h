@@ -46,10 +46,11 @@ static inline void rescale_row(TileSums& t, int r, int head_dim, float factor) {
   for (int d = 0; d < head_dim; d += 16) store(o + d, mul(load(o + d), f));
 }
 
-// Scores of one row -> weights; the row sees tokens [begin, end) of the block.
-template <Mode mode, bool masked>
-static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, float* p, int r, int begin, int end,
-                                  int head_dim, TileSums& t) {
+// Scores of one row -> weights, times V's scales if it has them; the row sees tokens [begin, end) of the
+// block.
+template <Mode mode, KvType type, bool masked>
+static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, const float* v_scale, float* p,
+                                  int r, int begin, int end, int head_dim, TileSums& t) {
   constexpr bool fast = mode == Mode::dot;
   F s0 = load(s + r * kBlockTokens), s1 = load(s + r * kBlockTokens + 16);
   if (f.cap != 0) {
@@ -67,13 +68,18 @@ static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, float* 
   // No token seen yet: any finite reference gives the weights exp(-inf) = 0.
   const float reference = t.max[r] == minus_infinity() ? 0.0f : t.max[r] * f.to_log2;
   const F factor = set1(f.to_log2), minus = set1(-reference);
-  const F p0 = exp2<fast>(fma(s0, factor, minus)), p1 = exp2<fast>(fma(s1, factor, minus));
+  F p0 = exp2<fast>(fma(s0, factor, minus)), p1 = exp2<fast>(fma(s1, factor, minus));
+  uint16_t* rounded = reinterpret_cast<uint16_t*>(p) + r * kBlockTokens;
+  if constexpr (mode == Mode::dot && type == KvType::bf16) {
+    store(t.total[r], store_bf16_sum(rounded, p0, p1, load(t.total[r])));
+    return;
+  }
+  store(t.total[r], add(load(t.total[r]), add(p0, p1)));
+  if constexpr (kv_is_coded(type)) p0 = mul(p0, load(v_scale)), p1 = mul(p1, load(v_scale + 16));
   if constexpr (mode == Mode::dot) {
-    uint16_t* row = reinterpret_cast<uint16_t*>(p) + r * kBlockTokens;
-    store(t.total[r], store_bf16_sum(row, p0, p1, load(t.total[r])));
+    store_bf16_sum(rounded, p0, p1, zero());
   } else {
     store(p + r * kBlockTokens, p0), store(p + r * kBlockTokens + 16, p1);
-    store(t.total[r], add(load(t.total[r]), add(p0, p1)));
   }
 }
 
@@ -138,7 +144,7 @@ static void pack_queries(const AttentionArgs& a, const AttentionItem& item, cons
 }
 
 // The sums of tile rows base .. base + n - 1 over the part of one split they see.
-template <Mode mode>
+template <Mode mode, KvType type>
 static void attend_split(const AttentionArgs& a, const ItemView& view, const int32_t* blocks, int kv_head,
                          int split, int base, int n, const float* q, Scratch& scratch, TileSums& t) {
   const int hd = view.head_dim, last = base + n - 1;
@@ -154,20 +160,26 @@ static void attend_split(const AttentionArgs& a, const ItemView& view, const int
   for (; block < end; block++) {
     const uint8_t* k = k0 + size_t(blocks[block]) * a.kv.block_bytes;
     const uint8_t* next = block + 1 < end ? k0 + size_t(blocks[block + 1]) * a.kv.block_bytes : k;
-    const uint8_t* v = k + a.kv.v_offset;
+    const uint8_t *v = k + a.kv.v_offset, *next_v = next + a.kv.v_offset;
+    const float* v_scale = nullptr;
+    if constexpr (kv_is_coded(type)) {
+      v_scale = reinterpret_cast<const float*>(v + hd * kBlockTokens);
+      prefetch_l2(next_v + hd * kBlockTokens), prefetch_l2(next_v + hd * kBlockTokens + 64);
+    }
     const int token0 = block * kBlockTokens;
-    scores<mode>(n, q, k, next, hd, scratch.s);
+    scores<mode, type>(n, q, k, next, hd, scratch.s);
     if (token0 + kBlockTokens - 1 > view.position(base) || token0 < view.first_visible(last)) {
       for (int r = 0; r < n; r++)
-        softmax_row<mode, true>(view.factors, scratch.s, scratch.p, r, view.first_visible(base + r) - token0,
-                                view.position(base + r) + 1 - token0, hd, t);
+        softmax_row<mode, type, true>(view.factors, scratch.s, v_scale, scratch.p, r,
+                                      view.first_visible(base + r) - token0,
+                                      view.position(base + r) + 1 - token0, hd, t);
     } else {
       for (int r = 0; r < n; r++)
-        softmax_row<mode, false>(view.factors, scratch.s, scratch.p, r, 0, 0, hd, t);
+        softmax_row<mode, type, false>(view.factors, scratch.s, v_scale, scratch.p, r, 0, 0, hd, t);
     }
     const int tokens = view.position(last) + 1 - token0;
-    weighted_sums<mode>(n, scratch.p, v, next + a.kv.v_offset, hd,
-                        tokens < kBlockTokens ? tokens : kBlockTokens, t.o);
+    weighted_sums<mode, type>(n, scratch.p, v, next_v, hd, tokens < kBlockTokens ? tokens : kBlockTokens,
+                              t.o);
   }
 }
 
@@ -216,7 +228,7 @@ static inline void merge_parts(const AttentionArgs& a, const AttentionItem& item
   }
 }
 
-template <Mode mode>
+template <Mode mode, KvType type>
 static void attend_item(const AttentionArgs& a, const AttentionItem& item, float* memory) {
   const int hd = a.head_dim, group = a.heads / a.kv_heads;
   ItemView view;
@@ -248,8 +260,8 @@ static void attend_item(const AttentionArgs& a, const AttentionItem& item, float
       const bool direct = split == begin && !parted;  // nothing to merge with yet
       TileSums t;
       t.o = direct ? o : scratch.split_o;
-      attend_split<mode>(a, view, blocks, item.kv_head, split, base, n, scratch.q + size_t(base) * size_t(hd),
-                         scratch, t);
+      attend_split<mode, type>(a, view, blocks, item.kv_head, split, base, n,
+                               scratch.q + size_t(base) * size_t(hd), scratch, t);
       for (int r = 0; r < n; r++) {
         const int i = base + r;
         const float m = t.max[r] == minus_infinity() ? t.max[r] : t.max[r] * view.factors.to_log2;
@@ -307,14 +319,15 @@ static inline void prepare_heads(float* x, int heads, const AttentionArgs& a, co
 }
 
 // k and v of one token and KV head -> slot `token` of the head's place in a block.
-static inline void write_token(uint8_t* head, const KvLayer& kv, int token, const float* k, const float* v) {
+static inline void write_floats(uint8_t* head, const KvLayer& kv, int token, const float* k, const float* v) {
   const int hd = kv.head_dim;
-  if (kv.type == KvType::f32) {
-    float* to = reinterpret_cast<float*>(head) + token;
-    for (int d = 0; d < hd; d++) to[d * kBlockTokens] = k[d];
-    memcpy(head + kv.v_offset + sizeof(float) * size_t(token) * size_t(hd), v, sizeof(float) * size_t(hd));
-    return;
-  }
+  float* to = reinterpret_cast<float*>(head) + token;
+  for (int d = 0; d < hd; d++) to[d * kBlockTokens] = k[d];
+  memcpy(head + kv.v_offset + sizeof(float) * size_t(token) * size_t(hd), v, sizeof(float) * size_t(hd));
+}
+
+static inline void write_halves(uint8_t* head, const KvLayer& kv, int token, const float* k, const float* v) {
+  const int hd = kv.head_dim;
   uint16_t* to_k = reinterpret_cast<uint16_t*>(head) + 2 * token;
   uint16_t* to_v = reinterpret_cast<uint16_t*>(head + kv.v_offset) + token / 2 * 2 * hd + token % 2;
   for (int d = 0; d < hd; d += 16) {
@@ -324,6 +337,52 @@ static inline void write_token(uint8_t* head, const KvLayer& kv, int token, cons
     store_bf16(h, load(v + d));
     for (int j = 0; j < 16; j++) to_v[2 * (d + j)] = h[j];
   }
+}
+
+template <Code code>
+static inline void write_codes(uint8_t* head, const KvLayer& kv, int token, const float* k, const float* v) {
+  const int hd = kv.head_dim;
+  uint8_t codes[512];
+  float* scales = reinterpret_cast<float*>(head + hd * kBlockTokens);
+  scales[token] = encode_row<code>(k, hd, codes);
+  for (int d = 0; d < hd; d += 2) memcpy(head + d * kBlockTokens + 2 * token, codes + d, 2);
+  uint8_t* to_v = head + kv.v_offset;
+  scales = reinterpret_cast<float*>(to_v + hd * kBlockTokens);
+  scales[token] = encode_row<code>(v, hd, codes);
+  to_v += token / 2 * 2 * hd + token % 2;
+  for (int d = 0; d < hd; d++) to_v[2 * d] = codes[d];
+}
+
+static inline void write_token(uint8_t* head, const KvLayer& kv, int token, const float* k, const float* v) {
+  switch (kv.type) {
+    case KvType::bf16: return write_halves(head, kv, token, k, v);
+    case KvType::f32: return write_floats(head, kv, token, k, v);
+    case KvType::int8: return write_codes<Code::int8>(head, kv, token, k, v);
+    case KvType::fp8: return write_codes<Code::e4m3>(head, kv, token, k, v);
+  }
+}
+
+// V in the slot after an even one, which is read together with it, becomes zero.
+static inline void clear_partner(uint8_t* head, const KvLayer& kv, int token) {
+  const int hd = kv.head_dim;
+  uint8_t* v = head + kv.v_offset;
+  if (kv.type == KvType::bf16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(v) + token * hd + 1;
+    for (int d = 0; d < hd; d++) to[2 * d] = 0;
+  } else if (kv_is_coded(kv.type)) {
+    for (int d = 0; d < hd; d++) v[token * hd + 1 + 2 * d] = 0;
+    reinterpret_cast<float*>(v + hd * kBlockTokens)[token + 1] = 0;
+  }
+}
+
+template <KvType type>
+static void attend(const AttentionArgs& a, const AttentionItem& item, float* scratch) {
+  if constexpr (type == KvType::f32)
+    attend_item<Mode::exact, type>(a, item, scratch);
+  else if (a.exact)
+    attend_item<Mode::exact, type>(a, item, scratch);
+  else
+    attend_item<Mode::dot, type>(a, item, scratch);
 }
 
 }  // namespace attention
@@ -342,14 +401,11 @@ static void attention_prologue(const AttentionArgs& a, int row0, int row1) {
     const int position = a.seqs.context[s] + row - a.seqs.row_start[s], token = position % kBlockTokens;
     const int32_t block = a.seqs.blocks[a.seqs.block_start[s] + position / kBlockTokens];
     // Only the sequence's last row may touch the slot after its own: for the others it is the next row's.
-    const bool pad = a.kv.type == KvType::bf16 && row + 1 == a.seqs.row_start[s + 1] && token % 2 == 0;
+    const bool clear = row + 1 == a.seqs.row_start[s + 1] && token % 2 == 0;
     for (int h = 0; h < a.kv_heads; h++) {
       uint8_t* head = a.kv.base + size_t(block) * a.kv.block_bytes + size_t(h) * a.kv.head_bytes;
       attention::write_token(head, a.kv, token, k + h * a.head_dim, v + h * a.head_dim);
-      if (pad) {
-        uint16_t* v16 = reinterpret_cast<uint16_t*>(head + a.kv.v_offset) + token * a.head_dim + 1;
-        for (int d = 0; d < a.head_dim; d++) v16[2 * d] = 0;
-      }
+      if (clear) attention::clear_partner(head, a.kv, token);
     }
   }
 }
@@ -357,12 +413,12 @@ static void attention_prologue(const AttentionArgs& a, int row0, int row1) {
 // Output rows of one item (or, with parts, one part of the way there). Needs the prologue of every row of the
 // batch. scratch: attention_scratch_floats(head_dim) floats, 64-byte aligned, of the calling thread.
 static void attention_item(const AttentionArgs& a, const AttentionItem& item, float* scratch) {
-  if (a.kv.type == KvType::f32)
-    attention::attend_item<attention::Mode::f32>(a, item, scratch);
-  else if (a.exact)
-    attention::attend_item<attention::Mode::exact>(a, item, scratch);
-  else
-    attention::attend_item<attention::Mode::dot>(a, item, scratch);
+  switch (a.kv.type) {
+    case KvType::bf16: return attention::attend<KvType::bf16>(a, item, scratch);
+    case KvType::f32: return attention::attend<KvType::f32>(a, item, scratch);
+    case KvType::int8: return attention::attend<KvType::int8>(a, item, scratch);
+    case KvType::fp8: return attention::attend<KvType::fp8>(a, item, scratch);
+  }
 }
 
 }  // namespace ff::FF_NS

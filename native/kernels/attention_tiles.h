@@ -3,17 +3,30 @@
 
 #include "../attention.h"
 #include "../vec.h"
+#include "codes.h"
 
 namespace ff::FF_NS {
 namespace attention {
 
-// How scores and weighted sums are computed.
-// - dot: q and weights rounded to bf16, bf16 dot products with fp32 sums. The softmax denominator sums the
-// rounded
-//   weights: then they add up to one, and a row's error is relative to the spread of V instead of its size.
-// - exact: bf16 cache, fp32 arithmetic.
-// - f32: fp32 cache and arithmetic.
-enum class Mode { dot, exact, f32 };
+// How scores and weighted sums are computed from a cache of any type.
+// - dot (not from fp32): q and weights rounded to bf16, bf16 dot products with fp32 sums. With a bf16 cache
+// the
+//   softmax denominator sums the rounded weights: then they add up to one, and a row's error is relative to
+//   the spread of V instead of its size. With codes the weights are multiplied by V's scales before they are
+//   rounded, an error far below that of the codes.
+// - exact: fp32 arithmetic.
+enum class Mode { dot, exact };
+
+template <KvType type>
+struct ReaderOf {
+  using Reader = CodeReader<type == KvType::int8 ? Code::int8 : Code::e4m3>;
+};
+template <>
+struct ReaderOf<KvType::bf16> {
+  using Reader = Bf16Reader;
+};
+template <KvType type>
+using Reader = typename ReaderOf<type>::Reader;
 
 constexpr int kTileRows = 12;  // rows whose scores are in cache at once
 constexpr int kSplitTokens = kSplitBlocks * kBlockTokens;
@@ -112,35 +125,16 @@ static FF_INLINE void in_tiles(int rows, Tile tile) {
 // ---- Scores: s[row][32 tokens] = q[row] . K[:, token]
 
 // q: [head_dim / 2][kTileRows] pairs of bf16 (dot) or [head_dim][kTileRows] floats.
-template <Mode mode, int R>
+template <Mode mode, KvType type, int R>
 static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
   F acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
-  if constexpr (mode == Mode::dot) {
-    const uint16_t* w = reinterpret_cast<const uint16_t*>(k);
-    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
-    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, pairs += kTileRows, next += 128) {
+  if constexpr (type == KvType::f32) {
+    const float* w = reinterpret_cast<const float*>(k);
+    for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, q += 2 * kTileRows, next += 128) {
       if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; r++) {
-        const uint32_t pair = load_pair(pairs + r);
-        acc[r][0] = dot_bf16(acc[r][0], w, pair);
-        acc[r][1] = dot_bf16(acc[r][1], w + kBlockTokens, pair);
-      }
-    }
-  } else {
-    for (int d = 0; d < head_dim; d += 2, q += 2 * kTileRows, next += 128) {
-      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
-      F even[2], odd[2];
-      if constexpr (mode == Mode::exact) {
-        const uint16_t* w = reinterpret_cast<const uint16_t*>(k) + d * kBlockTokens;
-        even[0] = bf16_even(w), even[1] = bf16_even(w + kBlockTokens);
-        odd[0] = bf16_odd(w), odd[1] = bf16_odd(w + kBlockTokens);
-      } else {
-        const float* w = reinterpret_cast<const float*>(k) + d * kBlockTokens;
-        even[0] = load(w), even[1] = load(w + 16), odd[0] = load(w + 32), odd[1] = load(w + 48);
-      }
+      const F even[2] = {load(w), load(w + 16)}, odd[2] = {load(w + 32), load(w + 48)};
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         const F a = set1(q[r]);
@@ -148,6 +142,44 @@ static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, in
         const F b = set1(q[kTileRows + r]);
         acc[r][0] = fma(odd[0], b, acc[r][0]), acc[r][1] = fma(odd[1], b, acc[r][1]);
       }
+    }
+  } else {
+    const Reader<type> reader;
+    constexpr int kBytes = 2 * Reader<type>::kBytes;
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
+    for (int d = 0; d < head_dim; d += 2, k += kBytes, next += kBytes) {
+      if constexpr (R <= kAheadRows) {
+        prefetch_l2(next);
+        if constexpr (kBytes > 64) prefetch_l2(next + 64);
+      }
+      Pairs w[2];
+      reader.two(k, w[0], w[1]);
+      if constexpr (mode == Mode::dot) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          const uint32_t pair = load_pair(pairs + r);
+          acc[r][0] = dot(acc[r][0], w[0], pair), acc[r][1] = dot(acc[r][1], w[1], pair);
+        }
+        pairs += kTileRows;
+      } else {
+        const F low[2] = {even(w[0]), even(w[1])}, high[2] = {odd(w[0]), odd(w[1])};
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+          const F a = set1(q[r]);
+          acc[r][0] = fma(low[0], a, acc[r][0]), acc[r][1] = fma(low[1], a, acc[r][1]);
+          const F b = set1(q[kTileRows + r]);
+          acc[r][0] = fma(high[0], b, acc[r][0]), acc[r][1] = fma(high[1], b, acc[r][1]);
+        }
+        q += 2 * kTileRows;
+      }
+    }
+    if constexpr (kv_is_coded(type)) {
+      if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
+      const float* scale = reinterpret_cast<const float*>(k);
+      const F scales[2] = {load(scale), load(scale + 16)};
+#pragma GCC unroll 16
+      for (int r = 0; r < R; r++)
+        acc[r][0] = mul(acc[r][0], scales[0]), acc[r][1] = mul(acc[r][1], scales[1]);
     }
   }
 #pragma GCC unroll 16
@@ -157,19 +189,19 @@ static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, in
   }
 }
 
-template <Mode mode>
+template <Mode mode, KvType type>
 static void scores(int rows, const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
   in_tiles<kScoreRows>(rows, [&](auto size, int r) {
-    score_tile<mode, decltype(size)::rows>(q + r, k, next, head_dim, s + r * kBlockTokens);
+    score_tile<mode, type, decltype(size)::rows>(q + r, k, next, head_dim, s + r * kBlockTokens);
   });
 }
 
 // ---- Weighted sums: o[row] += sum over tokens of p[row][token] * V[token]
 
-// p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats. Only the first `tokens` of the block are
-// read, but for the odd slot beside the last one in the pair layouts, which is finite: a token of the
-// sequence, or zeroed by the prologue.
-template <Mode mode, int R, int C>
+// p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats; V's scales are in them. Only the first
+// `tokens` of the block are read, but for the odd slot beside the last one in the pair layouts, which is
+// finite: a token of the sequence, or zeroed by the prologue.
+template <Mode mode, KvType type, int R, int C>
 static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int column,
                      int tokens, float* o) {
   F acc[R][C];
@@ -177,7 +209,7 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++) acc[r][c] = load(o + r * head_dim + column + 16 * c);
-  if constexpr (mode == Mode::f32) {
+  if constexpr (type == KvType::f32) {
     const float* w = reinterpret_cast<const float*>(v) + column;
     for (int t = 0; t < tokens; t++, w += head_dim) {
 #pragma GCC unroll 16
@@ -188,12 +220,21 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
       }
     }
   } else {
-    const uint16_t* w = reinterpret_cast<const uint16_t*>(v) + 2 * column;
-    next += 4 * column;
-    for (int t = 0; t < tokens; t += 2, w += 2 * head_dim, next += 4 * head_dim) {
+    const Reader<type> reader;
+    constexpr int kBytes = Reader<type>::kBytes;  // of 16 columns
+    const size_t stride = size_t(head_dim / 16 * kBytes), begin = size_t(column / 16 * kBytes);
+    v += begin, next += begin;
+    for (int t = 0; t < tokens; t += 2, v += stride, next += stride) {
       if constexpr (R <= kAheadSums) {
 #pragma GCC unroll 16
-        for (int c = 0; c < C; c++) prefetch_l2(next + 64 * c);
+        for (int line = 0; line < C * kBytes; line += 64) prefetch_l2(next + line);
+      }
+      Pairs w[C];
+      if constexpr (C == 1) {
+        w[0] = reader.one(v);
+      } else {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c += 2) reader.two(v + c * kBytes, w[c], w[c + 1]);
       }
       if constexpr (mode == Mode::dot) {
         const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p) + t / 2;
@@ -201,16 +242,16 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
         for (int r = 0; r < R; r++) {
           const uint32_t pair = load_pair(pairs + r * (kBlockTokens / 2));
 #pragma GCC unroll 16
-          for (int c = 0; c < C; c++) acc[r][c] = dot_bf16(acc[r][c], w + 32 * c, pair);
+          for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], w[c], pair);
         }
       } else {
 #pragma GCC unroll 16
         for (int c = 0; c < C; c++) {
-          const F even = bf16_even(w + 32 * c), odd = bf16_odd(w + 32 * c);
+          const F low = even(w[c]), high = odd(w[c]);
 #pragma GCC unroll 16
           for (int r = 0; r < R; r++) {
-            acc[r][c] = fma(even, set1(p[r * kBlockTokens + t]), acc[r][c]);
-            acc[r][c] = fma(odd, set1(p[r * kBlockTokens + t + 1]), acc[r][c]);
+            acc[r][c] = fma(low, set1(p[r * kBlockTokens + t]), acc[r][c]);
+            acc[r][c] = fma(high, set1(p[r * kBlockTokens + t + 1]), acc[r][c]);
           }
         }
       }
@@ -222,24 +263,25 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
     for (int c = 0; c < C; c++) store(o + r * head_dim + column + 16 * c, acc[r][c]);
 }
 
-template <Mode mode, int R>
+template <Mode mode, KvType type, int R>
 static void sum_columns(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int tokens,
                         float* o) {
   int column = 0;
   if constexpr (kSumColumns >= 4)
     for (; column + 64 <= head_dim; column += 64)
-      sum_tile<mode, R, 4>(p, v, next, head_dim, column, tokens, o);
-  for (; column + 32 <= head_dim; column += 32) sum_tile<mode, R, 2>(p, v, next, head_dim, column, tokens, o);
-  for (; column < head_dim; column += 16) sum_tile<mode, R, 1>(p, v, next, head_dim, column, tokens, o);
+      sum_tile<mode, type, R, 4>(p, v, next, head_dim, column, tokens, o);
+  for (; column + 32 <= head_dim; column += 32)
+    sum_tile<mode, type, R, 2>(p, v, next, head_dim, column, tokens, o);
+  for (; column < head_dim; column += 16) sum_tile<mode, type, R, 1>(p, v, next, head_dim, column, tokens, o);
 }
 
-template <Mode mode>
+template <Mode mode, KvType type>
 static void weighted_sums(int rows, const float* p, const uint8_t* v, const uint8_t* next, int head_dim,
                           int tokens, float* o) {
   constexpr int kRowFloats = mode == Mode::dot ? kBlockTokens / 2 : kBlockTokens;
   in_tiles<kSumRows>(rows, [&](auto size, int r) {
-    sum_columns<mode, decltype(size)::rows>(p + r * kRowFloats, v, next, head_dim, tokens,
-                                            o + size_t(r) * size_t(head_dim));
+    sum_columns<mode, type, decltype(size)::rows>(p + r * kRowFloats, v, next, head_dim, tokens,
+                                                  o + size_t(r) * size_t(head_dim));
   });
 }
 

@@ -29,6 +29,9 @@ MAX_OUTLIERS: int
 def isas() -> list[str]:
     """Instruction sets of this build that this CPU has, worst first."""
 
+def kv_block_bytes(kv_type: int, kv_heads: int, head_dim: int) -> int:
+    """Bytes of one layer's KV block (native/attention.h: KvLayer)."""
+
 def packed_bytes(
     n: int,
     k: int,
@@ -115,7 +118,7 @@ class Runtime:
         vocab: int,
         hidden: int,
         exact: bool,
-        kv_f32: bool,
+        kv_type: int,
         threads: int,
         max_tokens: int,
         max_seqs: int,
@@ -230,7 +233,7 @@ def test_attention(
     cos: _F32 | None,
     sin: _F32 | None,
     exact: bool,
-    f32: bool,
+    kv_type: int,
     pool: _U8,
     row_start: _I32,
     context: _I32,

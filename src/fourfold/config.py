@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from fourfold.errors import ConfigError
 
 ActivationDtype = Literal["int8", "bfloat16", "float32"]
-KVDtype = Literal["bfloat16", "float32"]
+KVDtype = Literal["bfloat16", "float32", "int8", "fp8"]
 Isa = Literal["auto", "scalar", "avx2", "avx512"]
 
 
@@ -32,6 +32,7 @@ class EngineConfig:
     activation_dtype: ActivationDtype = "int8"
     """What activations are held in inside matmuls with integer weights. float32 is exact."""
     kv_cache_dtype: KVDtype = "bfloat16"
+    """What keys and values are held in. int8 and fp8 (E4M3) have a scale per token and head."""
     kv_cache_bytes: int | None = None
     """Size of the KV pool. None: a share of the memory that is free."""
     num_kv_blocks: int | None = None
@@ -112,8 +113,8 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def without_blas_threads() -> None:
-    """Call before NumPy is imported. Its BLAS starts threads then that spin for a while and have nothing to do
-    here; the kernels have threads of their own. Said otherwise in the environment, that holds."""
+    """Call before NumPy is imported. Its BLAS starts threads then that spin for a while and have nothing to
+    do here; the kernels have threads of their own. Said otherwise in the environment, that holds."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

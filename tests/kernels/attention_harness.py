@@ -9,8 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold import _native
+from fourfold.quant.floats import F8_E4M3
 
 BLOCK = 32
+KV_TYPES = ("bf16", "f32", "int8", "fp8")
+CODED = ("int8", "fp8")
+E4M3 = F8_E4M3.decode(np.arange(127, dtype=np.uint8), (127,))
+"""The magnitudes, ascending."""
 ISAS = ("scalar", "avx2", "avx512")
 
 Floats = NDArray[np.float32]
@@ -25,6 +30,29 @@ def bf16(x: NDArray[Any]) -> Floats:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return rounded.astype(np.uint32).view(np.float32)
+
+
+def encode(x: NDArray[Any], kv: str) -> tuple[Floats, Floats]:
+    """Codes (as the numbers they stand for) and scales of rows along the last axis, as attention.h says."""
+    x = np.ascontiguousarray(x, np.float32)
+    top = np.float32(127 if kv == "int8" else 448)
+    largest = np.abs(x).max(-1, keepdims=True)
+    scaled = x * (top / largest)
+    if kv == "int8":
+        return np.rint(scaled), largest / top
+    above = np.searchsorted(E4M3, np.abs(scaled)).clip(1, 126)
+    low, high = E4M3[above - 1], E4M3[above]
+    middle = (low.astype(np.float64) + high) / 2
+    up = (np.abs(scaled) > middle) | ((np.abs(scaled) == middle) & (above % 2 == 0))
+    return np.copysign(np.where(up, high, low), scaled), largest / top
+
+
+def stored(x: NDArray[Any], kv: str) -> NDArray[np.float64]:
+    """What a cache of this type makes of rows [..., head_dim]."""
+    if kv in CODED:
+        codes, scales = encode(x, kv)
+        return codes.astype(np.float64) * scales
+    return bf16(x).astype(np.float64) if kv == "bf16" else x.astype(np.float64)
 
 
 @dataclass
@@ -43,7 +71,12 @@ class Layer:
     norm_offset: float = 0.0
     rope_dim: int = 0
     exact: bool = False
-    f32: bool = False
+    kv: str = "bf16"
+
+    @property
+    def half_bytes(self) -> int:
+        """Of K or V of one head in a block."""
+        return _native.kv_block_bytes(KV_TYPES.index(self.kv), 1, self.head_dim) // 2
 
     @property
     def scale(self) -> float:
@@ -91,9 +124,8 @@ class Pool:
     lengths: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = self.blocks * self.layer.kv_heads * 2 * BLOCK * self.layer.head_dim
-        nan = np.full(size, np.nan, np.float32) if self.layer.f32 else np.full(size, 0x7FC0, np.uint16)
-        self.data = nan.view(np.uint8)
+        # All ones is NaN in every type but int8, whose scales are then NaN.
+        self.data = np.full(self.blocks * self.layer.kv_heads * 2 * self.layer.half_bytes, 0xFF, np.uint8)
         self.free = list(np.random.default_rng(self.seed).permutation(self.blocks))
 
     def run(
@@ -121,28 +153,42 @@ class Pool:
         _native.test_attention(
             self.isa, q, k, v, out, layer.heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window,
             layer.softcap, layer.sinks, layer.q_norm, layer.k_norm, layer.eps, layer.norm_offset, cos, sin,
-            layer.exact, layer.f32, self.data, np.array(row_start, np.int32), np.array(context, np.int32),
-            np.array(block_start, np.int32), np.array(blocks, np.int32), threads, planned_threads or threads,
+            layer.exact, KV_TYPES.index(layer.kv), self.data, np.array(row_start, np.int32),
+            np.array(context, np.int32), np.array(block_start, np.int32), np.array(blocks, np.int32), threads,
+            planned_threads or threads,
         )  # fmt: skip
         return {name: out[row_start[i] : row_start[i + 1]] for i, name in enumerate(batch)}
 
     def cached(self, name: str) -> tuple[Floats, Floats]:
         """K and V of a sequence as they lie in the pool: float32 [tokens, kv_heads, head_dim]."""
         layer, hd = self.layer, self.layer.head_dim
-        if layer.f32:
-            halves = self.data.view(np.float32).reshape(self.blocks, layer.kv_heads, 2, -1)
+        halves = self.data.reshape(self.blocks, layer.kv_heads, 2, -1)[self.tables[name]]
+        scales = None
+        if layer.kv in CODED:
+            scales = np.ascontiguousarray(halves[..., hd * BLOCK :]).view(np.float32)
+            numbers = self._decode(halves[..., : hd * BLOCK])
+        elif layer.kv == "f32":
+            numbers = halves.view(np.float32)
         else:
-            wide = self.data.view(np.uint16).astype(np.uint32) << 16
-            halves = wide.view(np.float32).reshape(self.blocks, layer.kv_heads, 2, -1)
-        halves = halves[self.tables[name]]
-        if layer.f32:
-            k = halves[:, :, 0].reshape(-1, layer.kv_heads, hd, BLOCK).transpose(0, 3, 1, 2)
-            v = halves[:, :, 1].reshape(-1, layer.kv_heads, BLOCK, hd).transpose(0, 2, 1, 3)
+            numbers = (halves.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        k, v = numbers[:, :, 0], numbers[:, :, 1]
+        if layer.kv == "f32":
+            k = k.reshape(-1, layer.kv_heads, hd, BLOCK).transpose(0, 3, 1, 2)
+            v = v.reshape(-1, layer.kv_heads, BLOCK, hd).transpose(0, 2, 1, 3)
         else:
-            k = halves[:, :, 0].reshape(-1, layer.kv_heads, hd // 2, BLOCK, 2).transpose(0, 3, 1, 2, 4)
-            v = halves[:, :, 1].reshape(-1, layer.kv_heads, BLOCK // 2, hd, 2).transpose(0, 2, 4, 1, 3)
+            k = k.reshape(-1, layer.kv_heads, hd // 2, BLOCK, 2).transpose(0, 3, 1, 2, 4)
+            v = v.reshape(-1, layer.kv_heads, BLOCK // 2, hd, 2).transpose(0, 2, 4, 1, 3)
         n, shape = self.lengths[name], (-1, layer.kv_heads, hd)
-        return k.reshape(shape)[:n], v.reshape(shape)[:n]
+        k, v = k.reshape(shape)[:n], v.reshape(shape)[:n]
+        if scales is not None:
+            of = scales.transpose(2, 0, 3, 1).reshape(2, -1, layer.kv_heads, 1)[:, :n]
+            k, v = k * of[0], v * of[1]
+        return k, v
+
+    def _decode(self, codes: NDArray[np.uint8]) -> Floats:
+        if self.layer.kv == "fp8":
+            return F8_E4M3.decode(codes.reshape(-1), codes.shape)
+        return np.where(codes & 0x80, -1, 1).astype(np.float32) * (codes & 0x7F)
 
 
 def prepared(layer: Layer, tokens: Tokens) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -167,16 +213,14 @@ def reference(layer: Layer, tokens: Tokens, cached_k: Floats | None = None) -> N
     """Attention of a whole sequence from position 0, in float64.
 
     cached_k: K as the cache holds it. Without it, K is computed and rounded here, and a K within float32
-    rounding of a bf16 tie may differ from the kernel's.
+    rounding of a tie of the cache's type may differ from the kernel's.
     """
     count, hd, group = len(tokens.q), layer.head_dim, layer.heads // layer.kv_heads
 
     q, k = prepared(layer, tokens)
     v = tokens.v.astype(np.float64).reshape(count, layer.kv_heads, hd)
-    if cached_k is not None:
-        k = cached_k.astype(np.float64)
-    if not layer.f32:
-        k, v = bf16(k).astype(np.float64), bf16(v).astype(np.float64)
+    k = stored(k, layer.kv) if cached_k is None else cached_k.astype(np.float64)
+    v = stored(v, layer.kv)
     out = np.empty((count, layer.heads, hd))
     row, column = np.arange(count)[:, None], np.arange(count)[None, :]
     visible = column <= row

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_harness import (
+    CODED,
     ISAS,
+    KV_TYPES,
     Layer,
     Pool,
     Tokens,
     available_isas,
-    bf16,
     prepared,
     random_tokens,
     reference,
+    stored,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,9 +55,19 @@ LAYERS = {
     "group-16": Layer(heads=16, kv_heads=1, head_dim=32),
     "group-5": Layer(heads=10, kv_heads=2, head_dim=16),
 }
-MODES: dict[str, dict[str, Any]] = {"dot": {}, "exact": {"exact": True}, "f32": {"f32": True}}
-# Against float64: weights and q rounded to 8 bits in dot mode; 1e-5 of values of size 1 otherwise.
-TOLERANCE = {"dot": 3e-2, "exact": 2e-5, "f32": 2e-5}
+MODES: dict[str, dict[str, Any]] = {
+    "dot": {},
+    "exact": {"exact": True},
+    "f32": {"kv": "f32"},
+    "int8": {"kv": "int8"},
+    "int8-exact": {"kv": "int8", "exact": True},
+    "fp8": {"kv": "fp8"},
+    "fp8-exact": {"kv": "fp8", "exact": True},
+}
+EXACT = ("exact", "f32", "int8-exact", "fp8-exact")
+# Against float64 on the same cache: weights and q rounded to 8 bits in dot mode; 1e-5 of values of size 1
+# otherwise.
+TOLERANCE = {name: 2e-5 if name in EXACT else 3e-2 for name in MODES}
 
 
 def whole(
@@ -79,24 +91,23 @@ def test_equals_the_float64_oracle_with_stale_slots_full_of_nan(name: str, mode:
 
 
 @every_isa
-@pytest.mark.parametrize("f32", [False, True])
-def test_the_cache_holds_k_after_norm_and_rotation_and_v(f32: bool, isa: int) -> None:
-    layer = replace(LAYERS["qwen3-128"], f32=f32)
+@pytest.mark.parametrize("kv", KV_TYPES)
+def test_the_cache_holds_k_after_norm_and_rotation_and_v(kv: str, isa: int) -> None:
+    layer = replace(LAYERS["qwen3-128"], kv=kv)
     tokens = random_tokens(layer, 45, seed=7)
     pool = Pool(layer, 4, isa)
     pool.run({"a": tokens[:20]})
     pool.run({"a": tokens[20:]})
     k, v = pool.cached("a")
     want_k = prepared(layer, tokens)[1]
-    want_v = tokens.v.reshape(v.shape)
-    if f32:
-        np.testing.assert_array_equal(v, want_v)
-        np.testing.assert_allclose(k, want_k, atol=2e-6, rtol=0)
-    else:
-        np.testing.assert_array_equal(v, bf16(want_v))
-        np.testing.assert_allclose(k, want_k, rtol=2**-8, atol=1e-6)
-        # Float32 rounding before the cut to bf16 moves few numbers across a tie.
-        assert (k != bf16(want_k)).mean() < 1e-3
+    np.testing.assert_array_equal(v, stored(tokens.v.reshape(v.shape), kv).astype(np.float32))
+    largest = np.abs(want_k).max(-1, keepdims=True)
+    step = {"bf16": 2**-7 * np.abs(want_k), "f32": 4e-6, "int8": largest / 127,
+            "fp8": np.maximum(2**-3 * np.abs(want_k), largest / 448 * 2**-9)}[kv]  # fmt: skip
+    assert (np.abs(k - want_k) <= step / 2 + 2e-6).all()
+    # Float32 rounding before the cut moves few numbers across a tie.
+    if kv != "f32":
+        assert (np.abs(k - stored(want_k, kv)) > 4e-6).mean() < 1e-3
 
 
 @every_isa
@@ -119,9 +130,49 @@ def test_dot_mode_error_is_that_of_bf16_rounding(isa: int) -> None:
     assert error[64:].mean() < 1.5e-3
 
 
+def without_rounding(layer: Layer, tokens: Tokens) -> NDArray[np.float64]:
+    return reference(replace(layer, kv="f32"), tokens)
+
+
+@every_isa
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("kv,mean_error", [("int8", 5e-3), ("fp8", 3e-2)])
+def test_error_of_eight_bit_caches_is_that_of_their_codes(
+    kv: str, mean_error: float, exact: bool, isa: int
+) -> None:
+    """Keys off by half a step shift a score by at most delta, so weights change by a factor of at most
+    exp(2 delta), and values by half a step. The mean is far lower: errors of many tokens cancel."""
+    layer = Layer(rope_dim=64, kv=kv, exact=exact)
+    tokens = random_tokens(layer, 256, seed=5)
+    error = np.abs(whole(layer, tokens, isa) - without_rounding(layer, tokens))
+    q, k = prepared(layer, tokens)
+    half_step = 1 / 254 if kv == "int8" else 2**-4
+    delta = layer.scale * np.abs(q).sum(-1).max() * np.abs(k).max() * half_step
+    most = np.abs(tokens.v).max()
+    assert error.max() <= np.expm1(2 * delta) * most + half_step * most + TOLERANCE["dot"]
+    assert error[64:].mean() < mean_error
+
+
+@every_isa
+@pytest.mark.parametrize("kv", CODED)
+def test_eight_bit_rows_of_any_size_and_of_zeros(kv: str, isa: int) -> None:
+    """Scales are fp32: a row of numbers around 1e-25 or 1e25 keeps its relative precision."""
+    layer = Layer(heads=1, kv_heads=1, head_dim=16, kv=kv, exact=True)
+    tokens = random_tokens(layer, 6, seed=8)
+    tokens.v[:] *= np.array([1e-25, 1e-6, 0, 1, 1e25, 1e-37], np.float32)[:, None]
+    tokens.k[3] = 0
+    pool = Pool(layer, 1, isa)
+    pool.run({"a": tokens})
+    k, v = pool.cached("a")
+    want = stored(tokens.v[[0, 1, 3, 4]], kv).astype(np.float32)
+    np.testing.assert_array_equal(v[[0, 1, 3, 4], 0], want)
+    assert not v[[2, 5]].any()
+    assert not k[3].any()
+
+
 def test_exact_modes_give_the_same_bits_on_every_instruction_set() -> None:
     for name in ("llama", "gemma2-softcap", "sinks", "qwen3-128", "mha-80"):
-        for mode in ("exact", "f32"):
+        for mode in EXACT:
             layer = replace(LAYERS[name], **MODES[mode])
             tokens = random_tokens(layer, 70, seed=3)
             first, *others = [whole(layer, tokens, isa) for isa in available_isas()]
@@ -210,12 +261,14 @@ def test_dividing_the_kv_over_threads_changes_no_bit(mode: str, isa: int) -> Non
 
 
 @every_isa
-def test_nan_in_one_sequence_stays_there(isa: int) -> None:
-    layer = Layer(rope_dim=64)
+@pytest.mark.parametrize("kv", KV_TYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_in_one_sequence_stays_there(bad: float, kv: str, isa: int) -> None:
+    layer = Layer(rope_dim=64, kv=kv)
     a, b = random_tokens(layer, 40, seed=1), random_tokens(layer, 37, seed=2)
     poisoned = Tokens(b.q.copy(), b.k.copy(), b.v.copy())
     for x in (poisoned.q, poisoned.k, poisoned.v):
-        x[20] = np.nan
+        x[20] = bad
     out = Pool(layer, 8, isa).run({"b": poisoned, "a": a})
     np.testing.assert_array_equal(out["a"], whole(layer, a, isa))
     assert np.isnan(out["b"][20:]).all()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold import _native
-from fourfold.build.packed import PackedWeights
+from fourfold.build.packed import KV_TYPE, PackedWeights
 from fourfold.config import ActivationDtype, Isa, KVDtype
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch, StepResult
 from fourfold.errors import LoadError
@@ -78,7 +78,7 @@ class NativeBackend:
                 vocab=program.vocab_size,
                 hidden=program.hidden_size,
                 exact=activation_dtype != "int8",
-                kv_f32=kv_dtype == "float32",
+                kv_type=KV_TYPE[kv_dtype],
                 threads=threads,
                 max_tokens=limits.max_batch_tokens,
                 max_seqs=limits.max_seqs,

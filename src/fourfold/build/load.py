@@ -11,8 +11,8 @@ from pathlib import Path
 from fourfold.build.artefact import LAYOUT, WeightNames, fingerprint, load_or_build
 from fourfold.build.calibrate import calibration_tokens, find_outliers
 from fourfold.build.machine import available_memory, usable_cores
-from fourfold.build.packed import Outliers, PackedWeights
-from fourfold.config import EngineConfig, Environment
+from fourfold.build.packed import KV_TYPE, Outliers, PackedWeights
+from fourfold.config import EngineConfig, Environment, KVDtype
 from fourfold.engine.batch import Backend
 from fourfold.errors import ConfigError
 from fourfold.models.binding import Binding
@@ -147,8 +147,11 @@ def _artefact_name(path: Path, source: WeightSource, *, exact: bool) -> str:
     return f"{path.stem if path.is_file() else path.name}-{fingerprint(files)}-{precision}-{LAYOUT}"
 
 
-def kv_bytes_per_token(layers: tuple[KVSpec, ...], element_bytes: int) -> int:
-    return sum(2 * layer.kv_heads * layer.head_dim * element_bytes for layer in layers)
+def kv_block_bytes(layers: tuple[KVSpec, ...], dtype: KVDtype) -> int:
+    """Bytes of one KV block of all layers, with the scales of the types that have some."""
+    from fourfold import _native
+
+    return sum(_native.kv_block_bytes(KV_TYPE[dtype], kv.kv_heads, kv.head_dim) for kv in layers)
 
 
 def _sizes(config: EngineConfig, program: Program, block_size: int) -> tuple[int, int]:
@@ -159,7 +162,7 @@ def _sizes(config: EngineConfig, program: Program, block_size: int) -> tuple[int
             f"max_model_len {length} is more than the {program.max_position} tokens this model supports; "
             f"use at most {program.max_position}"
         )
-    per_block = block_size * kv_bytes_per_token(program.kv, 4 if config.kv_cache_dtype == "float32" else 2)
+    per_block = kv_block_bytes(program.kv, config.kv_cache_dtype)
     if config.num_kv_blocks is not None:
         blocks = config.num_kv_blocks
     elif config.kv_cache_bytes is not None:

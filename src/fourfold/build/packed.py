@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fourfold.config import KVDtype
+
 ELEM = {"ints": 0, "F32": 1, "F16": 2, "BF16": 3}
 """native/matrix.h: Elem."""
+
+KV_TYPE: Mapping[KVDtype, int] = {"bfloat16": 0, "float32": 1, "int8": 2, "fp8": 3}
+"""native/attention.h: KvType."""
 
 
 @dataclass(frozen=True, slots=True)

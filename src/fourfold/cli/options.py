@@ -17,14 +17,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 COUNT = click.IntRange(1, 2**31 - 1)
 DEFAULTS = EngineConfig()
 
-KV_DTYPES = {
+FLOAT_DTYPES = {
     "auto": None,
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
     "float32": "float32",
     "fp32": "float32",
 }
-ACTIVATION_DTYPES = {**KV_DTYPES, "int8": "int8"}
+KV_DTYPES = {**FLOAT_DTYPES, "int8": "int8", "fp8": "fp8", "fp8_e4m3": "fp8"}
+ACTIVATION_DTYPES = {**FLOAT_DTYPES, "int8": "int8"}
 ISAS = {"auto": None, "scalar": "scalar", "avx2": "avx2", "avx512": "avx512"}
 
 
@@ -45,7 +46,8 @@ def engine_options(command: F) -> F:
             "them. float32 is exact, bfloat16 close to it, int8 fastest. "
             f"[default: {DEFAULTS.activation_dtype}]")),
         spelled("--kv-cache-dtype", "kv_cache_dtype", meanings=KV_DTYPES, help=(
-            f"What keys and values are held in. [default: {DEFAULTS.kv_cache_dtype}]")),
+            "What keys and values are held in. int8 and fp8 (E4M3), scaled per token and head, take half the "
+            f"memory of bfloat16. [default: {DEFAULTS.kv_cache_dtype}]")),
         click.option("--kv-cache-memory", "--kv-cache-memory-bytes", "kv_cache_bytes",
                      type=byte_size, metavar="BYTES", help=(
             "Size of the KV cache, like 512M or 4G. [default: a share of the free memory]")),

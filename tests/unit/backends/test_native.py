@@ -123,6 +123,30 @@ def test_any_cut_and_company_and_number_of_threads_gives_the_same_bits(name: str
     np.testing.assert_array_equal(with_company(model, tokens, threads=2), whole)
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+@pytest.mark.parametrize("mode", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["llama-tied", "gemma3"])
+def test_eight_bit_caches_give_the_same_bits_in_any_cut_and_company(name: str, mode: str, kv: str) -> None:
+    model = exact_model(name) if mode == "float32" else fast_model(name)
+    tokens = tokens_for(name)
+    whole = in_chunks(model.backend(kv_dtype=kv), tokens, 128)
+    for size in (1, 7, 64):
+        np.testing.assert_array_equal(in_chunks(model.backend(kv_dtype=kv), tokens, size), whole)
+    np.testing.assert_array_equal(with_company(model, tokens, kv_dtype=kv, threads=2), whole)
+    for isa in _native.isas() if mode == "float32" else ():
+        np.testing.assert_array_equal(in_chunks(model.backend(kv_dtype=kv, isa=isa), tokens, 128), whole)
+
+
+@pytest.mark.parametrize("kv, share", [("int8", 0.02), ("fp8", 0.1)])
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "qwen3"])
+def test_eight_bit_caches_stay_close_to_float32(name: str, kv: str, share: float) -> None:
+    """RMS error against the spread of the logits of tiny random models, which amplify rounding."""
+    model, tokens = exact_model(name), tokens_for(name)
+    want = in_chunks(model.backend(), tokens, 128)
+    error = in_chunks(model.backend(kv_dtype=kv), tokens, 128) - want
+    assert 0 < np.sqrt((error**2).mean()) < share * want.std()
+
+
 @pytest.mark.parametrize("name", ["llama-tied", "gemma3", "gemma2", "qwen3", "phi3-window"])
 def test_int8_logits_stay_close_to_the_interpreter_on_the_same_weights(name: str) -> None:
     """Tiny random models amplify rounding; 5 % of the logits' spread separates it from a mistake."""
@@ -202,10 +226,11 @@ def test_nan_ends_one_sequence_and_leaves_no_trace(family: str, mode: str, tmp_p
     np.testing.assert_array_equal(run.of("d"), clean["a"])
 
 
-def test_copied_blocks_continue_with_the_same_bits() -> None:
+@pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8", "fp8"])
+def test_copied_blocks_continue_with_the_same_bits(kv: str) -> None:
     model, tokens = fast_model("llama-tied"), tokens_for("llama-tied")
-    whole = in_chunks(model.backend(), tokens, 128)
-    run = Run(model.backend())
+    whole = in_chunks(model.backend(kv_dtype=kv), tokens, 128)
+    run = Run(model.backend(kv_dtype=kv))
     run.step({"a": tokens[:50]})
     copies = [run.free.pop() for _ in run.tables["a"]]
     run.backend.copy_blocks(list(zip(run.tables["a"], copies, strict=True)))

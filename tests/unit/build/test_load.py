@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from models.tiny_models import CASES, make_model
 
 from fourfold.build import load
-from fourfold.build.load import kv_bytes_per_token, load_engine_backend
-from fourfold.config import EngineConfig
+from fourfold.build.load import kv_block_bytes, load_engine_backend
+from fourfold.config import EngineConfig, KVDtype
 from fourfold.errors import ConfigError, LoadError
 from fourfold.program.ops import KVSpec, Program
 
@@ -31,9 +31,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_bytes_per_token_are_those_of_keys_and_values() -> None:
-    assert kv_bytes_per_token(PROGRAM.kv, 2) == 256
-    assert kv_bytes_per_token((KVSpec(0, 3, 64),), 4) == 2 * 3 * 64 * 4
+def test_bytes_of_a_block_are_those_of_keys_and_values_and_their_scales() -> None:
+    assert kv_block_bytes(PROGRAM.kv, "bfloat16") == BLOCK * 256
+    assert kv_block_bytes((KVSpec(0, 3, 64),), "float32") == BLOCK * 2 * 3 * 64 * 4
+    for kv in get_args(KVDtype)[2:]:
+        assert kv_block_bytes((KVSpec(0, 3, 64),), kv) == BLOCK * 2 * 3 * (64 + 4)
+    assert get_args(KVDtype)[2:] == ("int8", "fp8")
 
 
 def test_with_memory_enough_the_pool_is_of_its_usual_size(memory: pytest.MonkeyPatch) -> None:
@@ -42,6 +45,7 @@ def test_with_memory_enough_the_pool_is_of_its_usual_size(memory: pytest.MonkeyP
     assert sizes(num_kv_blocks=200) == (4096, 200)
     assert sizes(kv_cache_bytes=200 * PER_BLOCK + 5) == (4096, 200)
     assert sizes(kv_cache_bytes=200 * PER_BLOCK, kv_cache_dtype="float32", max_model_len=3200) == (3200, 100)
+    assert sizes(kv_cache_bytes=200 * PER_BLOCK, kv_cache_dtype="fp8") == (4096, 200 * 32 // (16 + 4))
     assert sizes(num_kv_blocks=150, kv_cache_bytes=1) == (4096, 150)
 
 
