@@ -101,8 +101,8 @@ void Runtime::norm(const Op& op, Walk& w) {
   });
 }
 
-// The rows of op.x, normed and in the forms its matrices need. A small batch is prepared by every member for itself,
-// which costs less than a barrier; a large one is shared.
+// The rows of op.x, normed and in the forms its matrices need. A small batch is prepared by every member for
+// itself, which costs less than a barrier; a large one is shared.
 ActRows Runtime::prepare(const Op& op, int rows, Walk& w) {
   PrepareArgs a{};
   a.x = at(op.x);
@@ -164,20 +164,22 @@ void Runtime::linear(const Op& op, Walk& w) {
   const int rows = rows_of(op.out.slot, w);
   const ActRows prepared = prepare(op, rows, w);
   uint8_t* scratch = threads_[size_t(w.member.id)].scratch;
-  share_blocks(w, op, int(op.segments.size()), rows, [&](int segment, int tile0, int tile1, int row0, int row1) {
-    int column = 0;
-    for (int s = 0; s < segment; s++) column += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].n;
-    MatmulArgs a = matmul_args(op, op.segments[size_t(segment)], prepared);
-    a.out.out = at(op.out) + column;
-    a.out.stride = stride(op.out.slot);
-    a.out.scale = op.scale;
-    a.out.softcap = op.softcap;
-    if (op.residual >= 0) {
-      a.out.residual = slot_[size_t(op.residual)] + column;
-      a.out.residual_stride = stride(op.residual);
-    }
-    k_.matmul_block(a, tile0, tile1, row0, row1, scratch);
-  });
+  share_blocks(w, op, int(op.segments.size()), rows,
+               [&](int segment, int tile0, int tile1, int row0, int row1) {
+                 int column = 0;
+                 for (int s = 0; s < segment; s++)
+                   column += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].n;
+                 MatmulArgs a = matmul_args(op, op.segments[size_t(segment)], prepared);
+                 a.out.out = at(op.out) + column;
+                 a.out.stride = stride(op.out.slot);
+                 a.out.scale = op.scale;
+                 a.out.softcap = op.softcap;
+                 if (op.residual >= 0) {
+                   a.out.residual = slot_[size_t(op.residual)] + column;
+                   a.out.residual_stride = stride(op.residual);
+                 }
+                 k_.matmul_block(a, tile0, tile1, row0, row1, scratch);
+               });
 }
 
 // out = act(x gate^T) * (x up^T), block by block: the gate's block stays in the thread's cache.
@@ -238,18 +240,19 @@ void Runtime::attention(const Op& op, Walk& w) {
   share_rows(w, a.rows, 8, [&](int begin, int end) { k_.attention_prologue(a, begin, end); });
   const AttentionPlan& plan = plans_[size_t(plan_of_[size_t(&op - spec_.ops.data())])];
   float* scratch = reinterpret_cast<float*>(threads_[size_t(w.member.id)].scratch);
-  share_rows(w, plan.count, 1, [&](int begin, int) { k_.attention_item(a, plan.items[size_t(begin)], scratch); });
+  share_rows(w, plan.count, 1,
+             [&](int begin, int) { k_.attention_item(a, plan.items[size_t(begin)], scratch); });
 }
 
 void Runtime::elementwise(const Op& op, Walk& w) {
   share_rows(w, rows_of(op.out.slot, w), 8, [&](int begin, int end) {
     if (op.kind == OpKind::gate) {
-      k_.gate_rows(op.act, at(op.x), stride(op.x.slot), at(op.y), stride(op.y.slot), at(op.out), stride(op.out.slot),
-                   op.out.width, begin, end);
+      k_.gate_rows(op.act, at(op.x), stride(op.x.slot), at(op.y), stride(op.y.slot), at(op.out),
+                   stride(op.out.slot), op.out.width, begin, end);
     } else {
       const bool add = op.kind == OpKind::add;
-      k_.add_rows(at(op.x), stride(op.x.slot), op.scale, add ? at(op.y) : nullptr, add ? stride(op.y.slot) : 0, at(op.out),
-                  stride(op.out.slot), op.out.width, begin, end);
+      k_.add_rows(at(op.x), stride(op.x.slot), op.scale, add ? at(op.y) : nullptr,
+                  add ? stride(op.y.slot) : 0, at(op.out), stride(op.out.slot), op.out.width, begin, end);
     }
   });
 }

@@ -106,7 +106,8 @@ float element(const Matrix& m, int row, int k) {  // of an integer matrix
 void extract_columns(const Matrix& m, const int32_t* columns, int count, uint16_t* out) {
   for (int t = 0; t < m.tiles(); t++)
     for (int i = 0; i < count; i++)
-      for (int c = 0; c < kTile; c++, out++) *out = t * kTile + c < m.n ? to_f16(element(m, t * kTile + c, columns[i])) : 0;
+      for (int c = 0; c < kTile; c++, out++)
+        *out = t * kTile + c < m.n ? to_f16(element(m, t * kTile + c, columns[i])) : 0;
 }
 
 const char* Matrix::fault() const {

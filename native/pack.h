@@ -11,7 +11,8 @@ void pack_ints(const Matrix& m, const uint8_t* q, const float* scale, const floa
 // rows: [n, k] of the element type of m.
 void pack_dense(const Matrix& m, const void* rows, uint8_t* out);
 
-// The columns of a packed matrix at `columns`, fp16 [tiles][count][16] (0 past the last row): what MatmulArgs takes.
+// The columns of a packed matrix at `columns`, fp16 [tiles][count][16] (0 past the last row): what MatmulArgs
+// takes.
 void extract_columns(const Matrix& m, const int32_t* columns, int count, uint16_t* out);
 
 }  // namespace ff

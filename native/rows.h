@@ -5,7 +5,7 @@
 
 namespace ff {
 
-constexpr int kActGroup = 32;   // activations that share one int8 scale; a multiple of every weight group
+constexpr int kActGroup = 32;     // activations that share one int8 scale; a multiple of every weight group
 constexpr int kMaxOutliers = 16;  // columns of an input that are kept out of its int8 groups
 
 enum class Act : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
@@ -39,8 +39,8 @@ struct PrepareArgs {  // x -> norm(x) in the forms asked for
   int32_t k;
   NormArgs norm;
   bool want_q, want_bf16;
-  // Columns with much larger numbers than their neighbours would cost their group its precision: they are zero in q and
-  // kept in fp32 beside it.
+  // Columns with much larger numbers than their neighbours would cost their group its precision: they are
+  // zero in q and kept in fp32 beside it.
   const int32_t* outliers;
   int32_t outlier_count;
   float* normed;  // fp32 form; f32 of `to` must point to it if there is a norm
@@ -64,7 +64,8 @@ struct MatmulOut {
 
 struct MatmulArgs {
   const Matrix* w;
-  // The matrix's columns at the outliers of its input, fp16 [tiles][outlier_count][16]; null if there are none.
+  // The matrix's columns at the outliers of its input, fp16 [tiles][outlier_count][16]; null if there are
+  // none.
   const uint16_t* outlier_columns = nullptr;
   int32_t outlier_count = 0;
   Compute compute;
@@ -82,7 +83,7 @@ inline size_t matmul_scratch_bytes(int k) {
   const size_t scales = size_t(k / 16 + 1) * kBlockTiles * kTile * 4 * 2;  // fp32 scales and offsets
   const size_t chunk = size_t(64) * kBlockTiles * kTile * 4;               // fp32 path: 64 k
   const size_t sums = size_t(kRowChunk) * kBlockTiles * kTile * 4;         // fp32 path: accumulators
-  const size_t columns = size_t(kMaxOutliers) * kBlockTiles * kTile * 4;  // fp32 outlier columns
+  const size_t columns = size_t(kMaxOutliers) * kBlockTiles * kTile * 4;   // fp32 outlier columns
   return panel + scales + columns + chunk + sums + 256;
 }
 

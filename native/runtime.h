@@ -34,7 +34,8 @@ class Runtime {
   Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa);
   ~Runtime();
 
-  // Precondition: the batch was checked (bindings.cpp): ids in the vocabulary, rows, blocks and sizes within the limits.
+  // Precondition: the batch was checked (bindings.cpp): ids in the vocabulary, rows, blocks and sizes within
+  // the limits.
   void step(const StepBatch& batch);
 
   const ProgramSpec& spec() const { return spec_; }
@@ -43,7 +44,8 @@ class Runtime {
   size_t arena_bytes() const { return arena_.bytes; }
   void copy_block(int32_t from, int32_t to);
 
-  // From now on, steps note the largest magnitude of each column of every matmul's input; observed(op) is empty for others.
+  // From now on, steps note the largest magnitude of each column of every matmul's input; observed(op) is
+  // empty for others.
   void start_observing();
   const std::vector<float>& observed(size_t op) const { return observed_.at(op); }
 
@@ -85,8 +87,8 @@ class Runtime {
   void gather(const Op&, Walk&);
   void sample(const Op&, Walk&);
 
-  // Calls body(begin, end) for runs of rows / body(segment, tile0, tile1, row0, row1) for blocks of a matmul, shared out
-  // among the members; ends with a barrier.
+  // Calls body(begin, end) for runs of rows / body(segment, tile0, tile1, row0, row1) for blocks of a matmul,
+  // shared out among the members; ends with a barrier.
   template <class Body>
   void share_rows(Walk&, int rows, int grain, Body&& body);
   template <class Body>
@@ -125,11 +127,11 @@ class Runtime {
     std::vector<AttentionItem> items;
     int count = 0;
   };
-  std::vector<AttentionPlan> plans_;       // one per distinct shape
-  std::vector<int32_t> plan_of_;           // per op
+  std::vector<AttentionPlan> plans_;  // one per distinct shape
+  std::vector<int32_t> plan_of_;      // per op
   Pages partials_;
   std::vector<int32_t> part_counts_;
-  std::vector<int32_t> position_;          // of each token of the batch
+  std::vector<int32_t> position_;  // of each token of the batch
 
   std::vector<std::vector<float>> observed_;  // per op; empty unless observing
   const StepBatch* batch_ = nullptr;

@@ -22,8 +22,7 @@ constexpr int kRegRows = 2, kRegTiles = 1;
 
 static FF_INLINE F activate(Act act, F g) {
   switch (act) {
-    case Act::silu:
-      return mul(g, sigmoid(g));
+    case Act::silu: return mul(g, sigmoid(g));
     case Act::gelu_tanh: {  // 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3)))
       const F u = mul(set1(0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g));
       return mul(mul(set1(0.5f), g), add(set1(1.0f), tanh(u)));
@@ -34,8 +33,7 @@ static FF_INLINE F activate(Act act, F g) {
       for (int i = 0; i < 16; i++) t[i] = 0.5f * t[i] * (1.0f + __builtin_erff(t[i] * 0.70710678118654752f));
       return load(t);
     }
-    default:
-      return g;
+    default: return g;
   }
 }
 
@@ -46,7 +44,8 @@ static FF_INLINE void finish(const MatmulArgs& a, F y, int row, int tile, int bl
   if (o.bias) y = add(y, load_n(o.bias + column, n));
   if (o.scale != 1.0f) y = mul(y, set1(o.scale));
   if (o.softcap != 0.0f) y = mul(set1(o.softcap), tanh(div(y, set1(o.softcap))));
-  if (o.gate) y = mul(activate(o.act, load(o.gate + size_t(block_row) * o.gate_stride + block_tile * kTile)), y);
+  if (o.gate)
+    y = mul(activate(o.act, load(o.gate + size_t(block_row) * o.gate_stride + block_tile * kTile)), y);
   float* out = o.out + size_t(row - o.row_base) * o.stride + (column - o.column_base);
   if (n == kTile) {
     if (o.residual) y = add(load(o.residual + size_t(row) * o.residual_stride + column), y);
@@ -82,7 +81,8 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
   for (int r = 0; r < ROWS; r++) o[r] = zero();
   for (int i = 0; i < a.outlier_count; i++) {
     const F w = load_f16(a.outlier_columns + (size_t(tile) * a.outlier_count + i) * kTile);
-    for (int r = 0; r < ROWS; r++) o[r] = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]), w, o[r]);
+    for (int r = 0; r < ROWS; r++)
+      o[r] = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]), w, o[r]);
   }
   const int groups = m.k / GROUP;
   for (int g = 0, block = 0; g < groups; block++) {
@@ -106,7 +106,9 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
         }
         const F f = to_float(iadd(even, odd));
         part[r] = sub ? fma(f, d, part[r]) : mul(f, d);
-        if (OFFSET) part[r] = fma(to_float(iset1(sum)), load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
+        if (OFFSET)
+          part[r] =
+              fma(to_float(iset1(sum)), load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
       }
     }
     for (int r = 0; r < ROWS; r++) y[r] = fma(part[r], set1(scales[r][block]), y[r]);
@@ -143,25 +145,27 @@ static void unpack_panel(const Matrix& m, int tile0, int tiles, const Panel& to)
       B w[GROUP / 4];
       unpack_group<BITS, GROUP>(p, w);
       FF_UNROLL(8)
-      for (int s = 0; s < GROUP / 4; s++) bstore(to.w + ((size_t(g) * (GROUP / 4) + s) * kRegTiles + t) * 64, w[s]);
+      for (int s = 0; s < GROUP / 4; s++)
+        bstore(to.w + ((size_t(g) * (GROUP / 4) + s) * kRegTiles + t) * 64, w[s]);
       store(to.scale + (size_t(g) * kRegTiles + t) * 16, load_scale(p + ints, m.wide));
       if (m.has_offset)
-        store(to.offset + (size_t(g) * kRegTiles + t) * 16, load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide));
+        store(to.offset + (size_t(g) * kRegTiles + t) * 16,
+              load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide));
     }
   }
 }
 
 template <int GROUP, bool OFFSET, int ROWS, int TILES>
-static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0, int block_row) {
+static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
+                       int block_row) {
   const Matrix& m = *a.w;
   const int8_t* q = a.act.q + size_t(row0) * a.act.q_stride;
   const float* scales = a.act.scale + size_t(row0) * a.act.scale_stride;
   const int32_t* sums = row_sums(a.act, GROUP, row0);
   F y[ROWS][TILES];
   FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++)
-    FF_UNROLL(4)
-    for (int t = 0; t < TILES; t++) y[r][t] = zero();
+  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+  for (int t = 0; t < TILES; t++) y[r][t] = zero();
   const uint8_t* w = panel.w;
   const float *d = panel.scale, *o = panel.offset;
   const int groups = m.k / GROUP;
@@ -183,10 +187,9 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
         FF_UNROLL(4)
         for (int t = 0; t < TILES; t++) b[t] = bload(w + 64 * t);
         FF_UNROLL(4)
-        for (int r = 0; r < ROWS; r++)
-          FF_UNROLL(4)
-          for (int t = 0; t < TILES; t++)
-            i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + g * GROUP + 4 * s);
+        for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+        for (int t = 0; t < TILES; t++)
+          i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + g * GROUP + 4 * s);
       }
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
@@ -207,32 +210,32 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
         }
       }
     }
-    if (GROUP != kActGroup)
+    if (GROUP != kActGroup) FF_UNROLL(4)
+    for (int r = 0; r < ROWS; r++) {
+      const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
       FF_UNROLL(4)
-      for (int r = 0; r < ROWS; r++) {
-        const F scale = set1(scales[size_t(r) * a.act.scale_stride + block]);
-        FF_UNROLL(4)
-        for (int t = 0; t < TILES; t++) y[r][t] = fma(part[r][t], scale, y[r][t]);
-      }
+      for (int t = 0; t < TILES; t++) y[r][t] = fma(part[r][t], scale, y[r][t]);
+    }
   }
   F outlier[ROWS][TILES];
   FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++)
+  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+  for (int t = 0; t < TILES; t++) outlier[r][t] = zero();
+  for (int i = 0; i < a.outlier_count; i++) FF_UNROLL(4)
+  for (int r = 0; r < ROWS; r++) {
+    const F x = set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]);
     FF_UNROLL(4)
-    for (int t = 0; t < TILES; t++) outlier[r][t] = zero();
-  for (int i = 0; i < a.outlier_count; i++)
-    FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++) {
-      const F x = set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + i]);
-      FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) outlier[r][t] = fma(x, load(panel.column + (size_t(i) * kRegTiles + t) * 16), outlier[r][t]);
-    }
+    for (int t = 0; t < TILES; t++)
+      outlier[r][t] = fma(x, load(panel.column + (size_t(i) * kRegTiles + t) * 16), outlier[r][t]);
+  }
   for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
+    for (int t = 0; t < TILES; t++)
+      finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
 template <int GROUP, bool OFFSET, int TILES>
-static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0, int row1) {
+static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
+                          int row1) {
   int r = row0;
   for (; r + kRegRows <= row1; r += kRegRows)
     panel_rows<GROUP, OFFSET, kRegRows, TILES>(a, panel, tile, block_tile, r, r - row0);
@@ -300,14 +303,13 @@ static void bf16_rows(const MatmulArgs& a, int tile, int block_tile, int row0, i
   for (int r = 0; r < ROWS; r++)
     for (int t = 0; t < TILES; t++) y[r][t] = zero();
   const int pairs = (m.k + 1) / 2;
-  for (int i = 0; i < pairs; i++, w += 32)
+  for (int i = 0; i < pairs; i++, w += 32) FF_UNROLL(4)
+  for (int r = 0; r < ROWS; r++) {
+    uint32_t pair;
+    memcpy(&pair, x + size_t(r) * a.act.q_stride + 2 * i, 4);
     FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++) {
-      uint32_t pair;
-      memcpy(&pair, x + size_t(r) * a.act.q_stride + 2 * i, 4);
-      FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * stride, pair);
-    }
+    for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * stride, pair);
+  }
   for (int r = 0; r < ROWS; r++)
     for (int t = 0; t < TILES; t++) finish(a, y[r][t], row0 + r, tile + t, block_row + r, block_tile + t);
 }
@@ -331,20 +333,17 @@ template <int ROWS, int TILES>
 static FF_INLINE void f32_rows(const float* w, const float* x, size_t x_stride, int k, float* y) {
   F acc[ROWS][TILES];
   FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++)
+  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+  for (int t = 0; t < TILES; t++) acc[r][t] = load(y + (size_t(r) * kBlockTiles + t) * 16);
+  for (int i = 0; i < k; i++, w += kBlockTiles * 16) FF_UNROLL(4)
+  for (int r = 0; r < ROWS; r++) {
+    const F v = set1(x[size_t(r) * x_stride + i]);
     FF_UNROLL(4)
-    for (int t = 0; t < TILES; t++) acc[r][t] = load(y + (size_t(r) * kBlockTiles + t) * 16);
-  for (int i = 0; i < k; i++, w += kBlockTiles * 16)
-    FF_UNROLL(4)
-    for (int r = 0; r < ROWS; r++) {
-      const F v = set1(x[size_t(r) * x_stride + i]);
-      FF_UNROLL(4)
-      for (int t = 0; t < TILES; t++) acc[r][t] = fma(load(w + 16 * t), v, acc[r][t]);
-    }
+    for (int t = 0; t < TILES; t++) acc[r][t] = fma(load(w + 16 * t), v, acc[r][t]);
+  }
   FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++)
-    FF_UNROLL(4)
-    for (int t = 0; t < TILES; t++) store(y + (size_t(r) * kBlockTiles + t) * 16, acc[r][t]);
+  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+  for (int t = 0; t < TILES; t++) store(y + (size_t(r) * kBlockTiles + t) * 16, acc[r][t]);
 }
 
 static void f32_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {

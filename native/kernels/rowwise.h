@@ -1,4 +1,5 @@
-// Row-wise kernels: norms, activation quantization, gating, embedding. A row's result depends on that row alone.
+// Row-wise kernels: norms, activation quantization, gating, embedding. A row's result depends on that row
+// alone.
 #pragma once
 
 #include "kernels/matmul.h"
@@ -35,9 +36,9 @@ static FF_INLINE void norm_row(const NormArgs& n, const float* x, int k, const f
   }
 }
 
-// int8 with one scale per kActGroup columns: scale = max|x| / 127, q = round(x / scale) to nearest even. The error of an
-// element is at most scale / 2. A group with a number that is not finite has scale NaN, which every product then is.
-// k is a multiple of 16 (every integer format's group is).
+// int8 with one scale per kActGroup columns: scale = max|x| / 127, q = round(x / scale) to nearest even. The
+// error of an element is at most scale / 2. A group with a number that is not finite has scale NaN, which
+// every product then is. k is a multiple of 16 (every integer format's group is).
 static FF_INLINE void quantize_row(const float* x, int k, const ActRows& to, int row) {
   int8_t* q = to.q + size_t(row) * to.q_stride;
   float* scale = to.scale + size_t(row) * to.scale_stride;
@@ -96,30 +97,34 @@ static void prepare_rows(const PrepareArgs& a, int row0, int row1) {
 }
 
 // out = norm(x), each of `heads` equal runs of columns by itself, + residual.
-static void norm_rows(const NormArgs& n, const float* x, size_t x_stride, float* out, size_t out_stride, const float* residual,
-                      size_t residual_stride, int width, int heads, int row0, int row1) {
+static void norm_rows(const NormArgs& n, const float* x, size_t x_stride, float* out, size_t out_stride,
+                      const float* residual, size_t residual_stride, int width, int heads, int row0,
+                      int row1) {
   const int k = width / heads;
   for (int r = row0; r < row1; r++) {
     const float* from = x + size_t(r) * x_stride;
     float* to = out + size_t(r) * out_stride;
     for (int h = 0; h < heads; h++)
-      norm_row(n, from + h * k, k, residual ? residual + size_t(r) * residual_stride + h * k : nullptr, to + h * k);
+      norm_row(n, from + h * k, k, residual ? residual + size_t(r) * residual_stride + h * k : nullptr,
+               to + h * k);
   }
 }
 
-static void gate_rows(Act act, const float* g, size_t g_stride, const float* u, size_t u_stride, float* out, size_t out_stride,
-                      int width, int row0, int row1) {
+static void gate_rows(Act act, const float* g, size_t g_stride, const float* u, size_t u_stride, float* out,
+                      size_t out_stride, int width, int row0, int row1) {
   for (int r = row0; r < row1; r++)
     for (int i = 0; i < width; i += kLanes) {
       const int n = width - i < kLanes ? width - i : kLanes;
       store_n(out + size_t(r) * out_stride + i,
-              mul(activate(act, load_n(g + size_t(r) * g_stride + i, n)), load_n(u + size_t(r) * u_stride + i, n)), n);
+              mul(activate(act, load_n(g + size_t(r) * g_stride + i, n)),
+                  load_n(u + size_t(r) * u_stride + i, n)),
+              n);
     }
 }
 
 // out = a * factor [+ b]
-static void add_rows(const float* a, size_t a_stride, float factor, const float* b, size_t b_stride, float* out, size_t out_stride,
-                     int width, int row0, int row1) {
+static void add_rows(const float* a, size_t a_stride, float factor, const float* b, size_t b_stride,
+                     float* out, size_t out_stride, int width, int row0, int row1) {
   for (int r = row0; r < row1; r++)
     for (int i = 0; i < width; i += kLanes) {
       const int n = width - i < kLanes ? width - i : kLanes;
@@ -131,8 +136,8 @@ static void add_rows(const float* a, size_t a_stride, float factor, const float*
 }
 
 // Rotates columns i and i + dim / 2 of each head; the other columns are copied.
-static void rope_rows(const float* x, size_t x_stride, float* out, size_t out_stride, int heads, int head_dim, int dim,
-                      const float* cos, const float* sin, int row0, int row1) {
+static void rope_rows(const float* x, size_t x_stride, float* out, size_t out_stride, int heads, int head_dim,
+                      int dim, const float* cos, const float* sin, int row0, int row1) {
   const int half = dim / 2;
   for (int r = row0; r < row1; r++)
     for (int h = 0; h < heads; h++) {
@@ -148,7 +153,8 @@ static void rope_rows(const float* x, size_t x_stride, float* out, size_t out_st
     }
 }
 
-static void embed_rows(const Matrix& m, const int32_t* ids, float factor, float* out, size_t out_stride, int row0, int row1) {
+static void embed_rows(const Matrix& m, const int32_t* ids, float factor, float* out, size_t out_stride,
+                       int row0, int row1) {
   for (int r = row0; r < row1; r++) decode_row(m, ids[r], factor, out + size_t(r) * out_stride);
 }
 

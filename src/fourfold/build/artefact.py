@@ -217,8 +217,8 @@ def _write(
 class _Resident:
     """A whole file in memory, on huge pages where the system gives them.
 
-    Not mapped: decoding streams through all of it for every token, and a file's 4 KiB pages cost a third of the
-    memory bandwidth in address translation (measured: 17 against 26 GB/s on one thread).
+    Not mapped: decoding streams through all of it for every token, and a file's 4 KiB pages cost a third of
+    the memory bandwidth in address translation (measured: 17 against 26 GB/s on one thread).
     """
 
     def __init__(self, path: Path, expected: int) -> None:
