@@ -79,7 +79,7 @@ class LLM:
                 print(found.notice, file=sys.stderr)
             backend, info = load_engine_backend(self.config, _fractions(report))
             self.tokenizer: Tokenizer = load_tokenizer(open_checkpoint(found.path))
-        self._engine = LocalEngine(Engine(backend, info, self.config))
+        self._engine = LocalEngine(Engine(backend, info, self.config, load_tokens=lambda: self.tokenizer))
         self._ids = itertools.count()
 
     @property

@@ -111,6 +111,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every answer must be; made by `grammar.sources`, which checks it.
+
+    grammar: for the grammar compiler (llguidance's notation).
+    schema: JSON text of a JSON Schema that the finished answer must satisfy as well, because the grammar
+        allows more; None if the grammar says it all.
+    unsaid: "#/path: keyword" of what only validation guarantees.
+    param: field of the request that it came in.
+    """
+
+    grammar: str
+    schema: str | None = None
+    unsaid: tuple[str, ...] = ()
+    param: str = "response_format"
+
+    @property
+    def guarantee(self) -> str:
+        """ "grammar" or "validation": by what an answer is valid."""
+        return "grammar" if self.schema is None else "validation"
+
+
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One sequence for the engine to continue. `n > 1` is expanded by the client into n of these.
 
@@ -119,6 +140,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_vocab: ids at or above it have no token and are never sampled (Qwen pads its logits).
     cache_salt: who may share KV with this request; derived from the API key, narrowed by the body.
     priority: lower runs first.  arrival: time.monotonic() seconds of the process that made it.
+    constraint: what the answer must be.
     """
 
     request_id: str
@@ -129,6 +151,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     priority: int = 0
     arrival: float = 0.0
+    constraint: Constraint | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -150,7 +173,9 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: one entry per new token, if asked for.
     prompt_logprobs: sent once, with the first event: None for the first prompt token, then one per token.
     finish_reason / stop_token: set on the last event; stop_token is the id that ended the answer, if one did.
-    error: message, when finish_reason is "error".
+    error: message, when finish_reason is "error".  refused_param: the field of the request that is at
+        fault, if the request is.
+    forced_tokens: how many of token_ids the constraint left no choice for and no step of their own computed.
     cached_tokens: prompt tokens whose KV was reused (first event).
     """
 
@@ -161,6 +186,8 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    refused_param: str | None = None
+    forced_tokens: int = 0
     cached_tokens: int = 0
 
 
@@ -198,6 +225,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     aborted: int = 0
     finished: int = 0
     nan_requests: int = 0
+    forced_tokens: int = 0
+    rejected_answers: int = 0
+    """Answers that validation refused and that were taken back to a choice."""
     last_progress: float = 0.0
     """time.monotonic() of the last step that computed something, or of start."""
     step_seconds: float = 0.0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch
 from fourfold.engine.sequence import Sequence, target_records
+from fourfold.grammar.guide import Guide
 
 _EMPTY_IDS: NDArray[np.int32] = np.zeros(0, np.int32)
 _EMPTY_VALUES: NDArray[np.float32] = np.zeros(0, np.float32)
@@ -20,6 +21,7 @@ _FIELDS: Any = SAMPLE_DTYPE.fields
 _SIZE = SAMPLE_DTYPE.itemsize
 _ROW, _COUNTER = (_FIELDS[name][1] for name in ("row", "counter"))
 _HISTORY, _BIAS, _BAN = (_FIELDS[name][1] for name in ("history_start", "bias_start", "ban_start"))
+_MASK = _FIELDS["mask"][1]
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
     counts, contexts, starts = [], [], [0]
     records: list[bytes | bytearray] = []
     history, bias_ids, bias_values, ban_ids = array("i"), array("i"), array("f"), array("i")
+    guided: list[Guide] = []
     rows = 0
     for item in plan:
         seq = item.sequence
@@ -93,6 +96,9 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
                     at = len(ban_ids)
                     ban_ids.extend(seq.ban_ids)
                     pack_into("<2i", record, _BAN, at, len(ban_ids))
+            if seq.guide is not None:
+                pack_into("<i", record, _MASK, len(guided))
+                guided.append(seq.guide)
             records.append(record)
             rows += 1
     return Batch(
@@ -108,4 +114,13 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         bias_ids=np.frombuffer(bias_ids, np.int32) if bias_ids else _EMPTY_IDS,
         bias_values=np.frombuffer(bias_values, np.float32) if bias_values else _EMPTY_VALUES,
         ban_ids=np.frombuffer(ban_ids, np.int32) if ban_ids else _EMPTY_IDS,
+        masks=_masks(guided) if guided else None,
     )
+
+
+def _masks(guided: list[Guide]) -> NDArray[np.uint32]:
+    """uint32 [guides, words]: what each may continue with."""
+    masks = np.empty((len(guided), guided[0].words), np.uint32)
+    for guide, row in zip(guided, masks, strict=True):
+        guide.fill_mask(row)
+    return masks

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,18 @@ import msgspec
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend
 from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
-from fourfold.engine.outcome import check_result
+from fourfold.engine.compiling import CompileQueue
+from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.policy import Limits
 from fourfold.engine.scheduler import Scheduler
+from fourfold.errors import FourfoldError
+from fourfold.grammar.compile import Compiler, TokenSource
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("fourfold.engine")
+
+COMPILE_WAIT = 0.005
+"""Seconds a step waits for a constraint when there is nothing to compute."""
 
 LOG_INTERVAL = 10.0
 """Seconds between two lines of the log under load."""
@@ -28,10 +35,20 @@ class Engine:
     """Not thread-safe: one thread calls add, abort and step. stats() may be called from any thread."""
 
     def __init__(
-        self, backend: Backend, model: ModelInfo, config: EngineConfig, kv_events: KVEventSink | None = None
+        self,
+        backend: Backend,
+        model: ModelInfo,
+        config: EngineConfig,
+        kv_events: KVEventSink | None = None,
+        load_tokens: Callable[[], TokenSource] | None = None,
     ) -> None:
-        """kv_events: told of every block that becomes reusable or is evicted."""
+        """kv_events: told of every block that becomes reusable or is evicted.
+        load_tokens: called, in another thread, when the first constrained request comes; None: such requests
+            are refused."""
         self.backend = backend
+        self._compiling = CompileQueue(
+            None if load_tokens is None else Compiler(load_tokens, backend.vocab_size)
+        )
         limits = Limits(
             max_model_len=model.max_model_len,
             max_num_seqs=config.max_num_seqs,
@@ -70,23 +87,35 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outbox) or self.scheduler.has_work
+        return bool(self._outbox) or self.scheduler.has_work or bool(self._compiling)
 
     def add(self, request: EngineRequest) -> None:
-        """Raises InvalidRequestError or OverloadedError; if not, events follow until a finish_reason."""
+        """Raises InvalidRequestError or OverloadedError; if not, events follow until a finish_reason.
+
+        A constrained request is queued once its constraint is compiled; an error in it comes as an event.
+        """
         if not self.scheduler.has_work:
             self._start_busy_period()
         if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
             counters = self.scheduler.counters
             done = counters.prompt_tokens + counters.generation_tokens
             self.scheduler.tokens_per_second = done / self._step_seconds if self._step_seconds else 0.0
-        with self._changing:
-            self.scheduler.add(request)
+        if request.constraint is None:
+            with self._changing:
+                self.scheduler.add(request)
+            return
+        self.scheduler.check(request, len(self._compiling))
+        guide = self._compiling.add(request, request.constraint)
+        if guide is not None:
+            with self._changing:
+                self.scheduler.add(request, guide)
 
     def abort(self, request_id: str) -> None:
         """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
-        with self._changing:
-            event = self.scheduler.abort(request_id)
+        event = self._compiling.abort(request_id)
+        if event is None:
+            with self._changing:
+                event = self.scheduler.abort(request_id)
         if event is not None:
             self._outbox.append(event)
 
@@ -94,10 +123,13 @@ class Engine:
         """One batch. If the backend raises, the requests of that batch end with an error; others go on."""
         started = time.perf_counter()
         events, self._outbox = self._outbox, []
+        events += self._take_compiled()
         with self._changing:
             batch = self.scheduler.next_batch()
         if batch is None:
             events += self.scheduler.take_orphans()
+            if not events:
+                self._compiling.wait(COMPILE_WAIT)
             return events
         running = time.perf_counter()
         try:
@@ -122,11 +154,23 @@ class Engine:
             self._log()
         return events
 
+    def _take_compiled(self) -> list[EngineEvent]:
+        """Queues the requests whose constraints are ready; the events of those whose are bad."""
+        refused = []
+        for compiled in self._compiling.take():
+            try:
+                guide = compiled.guide()
+                with self._changing:
+                    self.scheduler.add(compiled.request, guide)
+            except FourfoldError as error:
+                refused.append(refused_event(compiled.request, error))
+        return refused
+
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
         with self._changing:
             blocks = self.cache.ledger.counts()
-            running, waiting = scheduler.num_running, scheduler.num_waiting
+            running, waiting = scheduler.num_running, scheduler.num_waiting + len(self._compiling)
         return EngineStats(
             step=self._steps,
             running=running,
@@ -142,6 +186,8 @@ class Engine:
             aborted=counters.aborted,
             finished=counters.finished,
             nan_requests=counters.nan_requests,
+            forced_tokens=counters.forced_tokens,
+            rejected_answers=counters.rejected_answers,
             last_progress=self._last_progress,
             step_seconds=self._step_seconds,
             backend_seconds=self._backend_seconds,
@@ -149,6 +195,7 @@ class Engine:
         )
 
     def close(self) -> None:
+        self._compiling.close()
         self.backend.close()
 
     def _rss(self) -> int:

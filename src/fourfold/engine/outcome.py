@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled
 from fourfold.engine.sequence import Sequence
-from fourfold.types import EngineEvent, FinishReason, TokenLogprob
+from fourfold.errors import FourfoldError, InvalidRequestError
+from fourfold.grammar.guide import Guide
+from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class Counters:
     finished: int = 0
     failed: int = 0
     nan_requests: int = 0
+    forced_tokens: int = 0
+    rejected_answers: int = 0
 
 
 def check_result(batch: Batch, result: StepResult) -> None:
@@ -37,6 +41,14 @@ def check_result(batch: Batch, result: StepResult) -> None:
 def finish_event(seq: Sequence, reason: FinishReason, error: str | None = None) -> EngineEvent:
     """The last event of a sequence that did not end by itself."""
     return EngineEvent(request_id=seq.request.request_id, finish_reason=reason, error=error)
+
+
+def refused_event(request: EngineRequest, error: FourfoldError) -> EngineEvent:
+    """The only event of a request whose constraint turned out bad."""
+    event = EngineEvent(request_id=request.request_id, finish_reason="error", error=str(error))
+    if isinstance(error, InvalidRequestError):
+        event.refused_param = error.param or "response_format"
+    return event
 
 
 def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepResult) -> EngineEvent | None:
@@ -58,6 +70,8 @@ def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepRe
         if token in seq.stop_ids:  # never drawn before min_tokens: the batch bans them until then
             event.finish_reason = "stop"
             event.stop_token = token
+        elif seq.guide is not None and not _follow(seq, seq.guide, token, event):
+            pass
         elif len(seq.tokens) >= seq.max_total:
             event.finish_reason = "length"
         k = seq.request.sampling.logprobs
@@ -67,6 +81,45 @@ def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepRe
         event.cached_tokens = seq.cached_tokens
         event.prompt_logprobs = seq.prompt_logprobs
     return event
+
+
+def _follow(seq: Sequence, guide: Guide, token: int, event: EngineEvent) -> bool:
+    """Tells the guide of the drawn token, and appends what must follow it. False if the answer ended.
+
+    With logprobs nothing is appended: each token needs a row of its own then.
+    """
+    if token in seq.request.eos_ids:  # with ignore_eos: the constraint allowed it, so it is complete
+        event.finish_reason = "stop"
+        return False
+    guide.accept(token)
+    if seq.request.sampling.logprobs is None:
+        for forced in guide.forced_tokens(seq.max_total - len(seq.tokens)):
+            guide.accept(forced, forced=True)
+            seq.tokens.append(forced)
+            event.token_ids.append(forced)
+            event.forced_tokens += 1
+            if forced in seq.stop_ids:
+                event.finish_reason = "stop"
+                event.stop_token = forced
+                return False
+    if guide.finished:
+        event.finish_reason = "stop"
+        return False
+    return True
+
+
+def hold(seq: Sequence, event: EngineEvent) -> EngineEvent | None:
+    """Keeps `event` back until the answer is finished; then the whole answer as one event."""
+    held = seq.held
+    if held is None:
+        held = seq.held = event
+    else:
+        held.token_ids += event.token_ids
+        held.forced_tokens += event.forced_tokens
+        if held.logprobs is not None:
+            held.logprobs += event.logprobs or ()
+        held.finish_reason, held.stop_token = event.finish_reason, event.stop_token
+    return held if held.finish_reason is not None else None
 
 
 def row_logprob(result: StepResult, row: int, k: int, allowed_vocab: int | None = None) -> TokenLogprob:

@@ -36,6 +36,7 @@ from fourfold.engine.wire import (
     read_start,
 )
 from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
+from fourfold.grammar.compile import TokenSource
 from fourfold.types import ModelInfo
 
 logger = logging.getLogger("fourfold.engine")
@@ -64,12 +65,22 @@ class Outbox:
 
 def resolve_factory(path: str) -> Factory:
     """`module:function`, imported now. Raises LoadError if there is no such function."""
+    factory: Factory = _resolve(path, "backend factory")
+    return factory
+
+
+def _resolve(path: str, what: str) -> Any:
     module, _, name = path.partition(":")
     try:
-        factory: Factory = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise LoadError(f"no backend factory {path!r}: {error}") from error
-    return factory
+        raise LoadError(f"no {what} {path!r}: {error}") from error
+
+
+def resolve_tokenizer(path: str) -> Callable[[ModelInfo], TokenSource]:
+    """`module:function`, imported now. Raises LoadError if there is no such function."""
+    found: Callable[[ModelInfo], TokenSource] = _resolve(path, "tokenizer")
+    return found
 
 
 def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
@@ -147,7 +158,9 @@ def _load(start: Start, outbox: Outbox) -> Engine | None:
         backend, model = resolve_factory(start.factory)(
             start.config, lambda stage, fraction: outbox.send(Progress(stage, fraction))
         )
-        return Engine(backend, model, start.config)
+        return Engine(
+            backend, model, start.config, load_tokens=lambda: resolve_tokenizer(start.tokenizer)(model)
+        )
     except FourfoldError as error:
         outbox.send(LoadFailed(str(error), expected=True))
     except Exception as error:

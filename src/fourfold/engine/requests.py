@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fourfold.errors import InvalidRequestError
-from fourfold.types import EngineRequest, ModelInfo, SamplingParams
+from fourfold.types import Constraint, EngineRequest, ModelInfo, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class RequestMaker:
         cache_salt: str = "",
         priority: int = 0,
         arrival: float = 0.0,
+        constraint: Constraint | None = None,
     ) -> list[EngineRequest]:
         """One request per id, for the same prompt; their seeds, if there is one, differ by one."""
         return [
@@ -81,6 +82,7 @@ class RequestMaker:
                 cache_salt=cache_salt,
                 priority=priority,
                 arrival=arrival,
+                constraint=constraint,
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -13,10 +13,13 @@ from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled, build_batch
 from fourfold.engine.cache import BlockTable, PrefixCache
 from fourfold.engine.cache.table import BlockName
-from fourfold.engine.outcome import Counters, finish_event, token_event
+from fourfold.engine.outcome import Counters, finish_event, hold, token_event
 from fourfold.engine.policy import MAX_HELD, Limits, check_request, rank_of, retry_after
 from fourfold.engine.sequence import Sequence, SequenceState
 from fourfold.errors import InvalidRequestError, OverloadedError
+from fourfold.grammar.guide import Guide
+from fourfold.grammar.schema.validate import Violation
+from fourfold.grammar.schema.walk import pointer
 from fourfold.types import EngineEvent, EngineRequest
 
 _rank = attrgetter("rank")
@@ -69,24 +72,32 @@ class Scheduler:
         """Every table there is (for the integrity check)."""
         return [seq.table for seq in self._running if seq.table is not None]
 
-    def add(self, request: EngineRequest) -> None:
-        """Queues a request. Raises InvalidRequestError (never servable) or OverloadedError (queue full)."""
+    def check(self, request: EngineRequest, pending: int = 0) -> None:
+        """Raises InvalidRequestError (never servable) or OverloadedError (queue full).
+
+        pending: requests that will be added and are not yet.
+        """
         check_request(request, self.limits)
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        if len(self._waiting) >= self.limits.max_waiting:
+        if len(self._waiting) + pending >= self.limits.max_waiting:
             queued = sum(min(seq.work_left, self.limits.max_model_len) for seq in self._waiting)
             raise OverloadedError(
-                f"{len(self._waiting)} requests are waiting, the limit is {self.limits.max_waiting}; "
-                "try again later",
+                f"{len(self._waiting) + pending} requests are waiting, the limit is "
+                f"{self.limits.max_waiting}; try again later",
                 retry_after(queued, self.tokens_per_second),
             )
+
+    def add(self, request: EngineRequest, guide: Guide | None = None) -> None:
+        """Queues a request that passes `check`. guide: of its constraint."""
+        self.check(request)
         seq = Sequence(
             request,
             rank_of(request, self._ordinal),
             self._seed_of(request),
             self.limits.max_len,
             self.limits.vocab_size,
+            guide,
         )
         self._ordinal += 1
         self._sequences[request.request_id] = seq
@@ -132,28 +143,84 @@ class Scheduler:
             if seq.state != SequenceState.RUNNING or seq.table is None:
                 continue  # aborted while the batch ran
             rows = item.targets + item.samples
-            if bad and result.status[item.first_row : item.first_row + rows].any():
-                self.counters.nan_requests += 1
-                events.append(
-                    self._fail(seq, "the model's output for this request was not finite (NaN or infinity)")
-                )
+            if bad and (status := result.status[item.first_row : item.first_row + rows]).any():
+                ended = self._fail_row(seq, finite=not (status == 1).any())
+                events += [] if ended is None else [ended]
                 continue
             seq.computed += item.count
             self.cache.insert(seq.table, seq.tokens, seq.computed)
             event = token_event(seq, item, drawn, result)
+            if event is not None and seq.guide is not None:
+                event = self._guided(seq, seq.guide, event)
             if event is None:
+                continue
+            if event.finish_reason == "error":
+                events.append(event)
                 continue
             if not seq.delivered:
                 seq.delivered = True
                 self.counters.prompt_tokens += seq.prompt_len
                 self.counters.cached_prompt_tokens += seq.cached_tokens
             self.counters.generation_tokens += len(event.token_ids)
+            self.counters.forced_tokens += event.forced_tokens
             if event.finish_reason is not None:
                 self.counters.finished += 1
                 self._finish(seq)
             events.append(event)
         self._plan = {}
         return events
+
+    def _fail_row(self, seq: Sequence, *, finite: bool) -> EngineEvent | None:
+        """A sequence whose row drew no token. None if it goes on, from another choice."""
+        if not finite:
+            self.counters.nan_requests += 1
+            return self._fail(seq, "the model's output for this request was not finite (NaN or infinity)")
+        guide = seq.guide
+        if (
+            guide is not None
+            and guide.error is None
+            and guide.rejections
+            and self._take_back(seq, guide, None)
+        ):
+            return None
+        why = "no token is left: the constraint, min_tokens and logit_bias together allow none"
+        if guide is not None and guide.error is not None:
+            why = f"the constraint failed: {guide.error}"
+        return self._fail(seq, why)
+
+    def _guided(self, seq: Sequence, guide: Guide, event: EngineEvent) -> EngineEvent | None:
+        """What may be sent of `event`: nothing while validation may still refuse the answer."""
+        if guide.error is not None:
+            return self._fail(seq, f"the constraint failed: {guide.error}")
+        if not guide.validates:
+            return event
+        if event.finish_reason == "stop":
+            answer = seq.tokens[seq.prompt_len :]
+            if event.stop_token is not None or (answer and answer[-1] in seq.request.eos_ids):
+                answer = answer[:-1]
+            violation = guide.check(answer)
+            if violation is not None:
+                event.finish_reason = event.stop_token = None
+                hold(seq, event)
+                if self._take_back(seq, guide, violation):
+                    return None
+                return self._fail(
+                    seq,
+                    f"no valid answer was found in {guide.rejections} attempts: the value at "
+                    f"{pointer(violation.path)} {violation.message}",
+                )
+        return hold(seq, event)
+
+    # Before: running. After: waiting with a shorter answer, its full blocks cached, the others free.
+    def _take_back(self, seq: Sequence, guide: Guide, violation: Violation | None) -> bool:
+        """Goes back to another choice; False if there is none."""
+        position = guide.take_back(seq.tokens[seq.prompt_len :], violation)
+        if position is None:
+            return False
+        self.counters.rejected_answers += 1
+        seq.cut(position, guide.rejections)
+        self._set_aside(seq)
+        return True
 
     def fail(self, message: str) -> list[EngineEvent]:
         """The batch made last could not be computed: ends its requests, and only those, with an error."""
@@ -266,12 +333,15 @@ class Scheduler:
         planned = self._plan.pop(seq, None)
         if planned is not None:
             self._budget += planned.count
+        self._set_aside(seq)
+        self._preempted = True
+        self.counters.preemptions += 1
+
+    def _set_aside(self, seq: Sequence) -> None:
         self.cache.release(self._table(seq))
         self._running.remove(seq)
         seq.table, seq.computed, seq.state, seq.preempted = None, 0, SequenceState.WAITING, True
         insort(self._waiting, seq, key=_rank)
-        self._preempted = True
-        self.counters.preemptions += 1
 
     def _refuse(self, seq: Sequence, missing: int) -> None:
         """Nothing runs and it still does not fit: blocks are held from outside (pinned, or in transfer)."""

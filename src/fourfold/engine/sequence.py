@@ -10,7 +10,8 @@ import numpy as np
 from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.engine.cache.table import BlockTable
 from fourfold.engine.policy import Rank
-from fourfold.types import EngineRequest, SamplingParams, TokenLogprob
+from fourfold.grammar.guide import Guide
+from fourfold.types import EngineEvent, EngineRequest, SamplingParams, TokenLogprob
 
 
 class SequenceState(IntEnum):
@@ -35,6 +36,8 @@ class Sequence:
         "cached_tokens",
         "computed",
         "delivered",
+        "guide",
+        "held",
         "max_total",
         "min_tokens",
         "patched",
@@ -52,8 +55,20 @@ class Sequence:
         "wants_tokens",
     )  # fmt: skip
 
-    def __init__(self, request: EngineRequest, rank: Rank, seed: int, max_len: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        rank: Rank,
+        seed: int,
+        max_len: int,
+        vocab_size: int,
+        guide: Guide | None = None,
+    ) -> None:
+        """guide: of request.constraint."""
         sampling = request.sampling
+        self.guide = guide
+        self.held: EngineEvent | None = None
+        """What was not sent yet, because validation may still take it back."""
         self.request = request
         self.rank = rank
         self.state = SequenceState.WAITING
@@ -91,6 +106,18 @@ class Sequence:
         self.patched = bool(self.penalized or self.bias_ids or self.ban_ids)
         """True if the record points into arrays of the batch, which move from step to step."""
         self.record = _record(sampling, seed, min(request.allowed_vocab or vocab_size, vocab_size))
+
+    def cut(self, answer_tokens: int, seed_change: int) -> None:
+        """Takes the answer back to its first `answer_tokens` tokens; other draws follow from there."""
+        del self.tokens[self.prompt_len + answer_tokens :]
+        record = np.frombuffer(self.record, SAMPLE_DTYPE).copy()
+        record["seed"] ^= np.uint64(seed_change)
+        self.record = record.tobytes()
+        if self.held is not None:
+            held = self.held
+            held.token_ids = held.token_ids[:answer_tokens]
+            held.forced_tokens = min(held.forced_tokens, answer_tokens)
+            held.logprobs = None if held.logprobs is None else held.logprobs[:answer_tokens]
 
     @property
     def output_len(self) -> int:

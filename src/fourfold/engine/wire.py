@@ -13,6 +13,9 @@ from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 DEFAULT_FACTORY = "fourfold.build.load:load_engine_backend"
 """`module:function` that makes (Backend, ModelInfo) of (EngineConfig, progress(stage, fraction))."""
 
+DEFAULT_TOKENIZER = "fourfold.text.tokenizer:load_model_tokenizer"
+"""`module:function` that makes a TokenSource of a ModelInfo, for constraints."""
+
 MAX_START_BYTES = 1 << 20
 
 
@@ -29,6 +32,7 @@ class Start(msgspec.Struct, kw_only=True):
     inbox: str
     outbox: str
     log_level: str
+    tokenizer: str = DEFAULT_TOKENIZER
 
 
 class Add(msgspec.Struct, tag="add"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from fourfold.errors import InvalidRequestError
 from fourfold.server.chunks import Choice, collect, events
+from fourfold.server.constraints import guarantee_body, guarantee_headers
 from fourfold.server.errors import JSON
 from fourfold.server.front import Ask, Front
 from fourfold.server.generate import Generation
@@ -22,7 +24,7 @@ from fourfold.server.sampling import sampling_params, usage_wanted
 from fourfold.server.stream import EventStream, Watched
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import ChatBody
-from fourfold.types import MAX_LOGPROBS
+from fourfold.types import MAX_LOGPROBS, Constraint
 
 encode = msgspec.json.encode
 
@@ -76,7 +78,7 @@ async def chat_completions(front: Front, request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     prompt, role = await render(front, body, add_special_tokens=bool(body.add_special_tokens))
-    ask = Ask.of(request, body, "messages")
+    ask = await Ask.of(request, body, "messages")
     generation = front.generation(front.jobs([prompt], sampling, ask, sampling.n))
     asked = Asked(
         id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -89,13 +91,16 @@ async def chat_completions(front: Front, request: Request) -> Response:
         logprobs=bool(body.logprobs),
         prompt_logprobs=body.prompt_logprobs is not None,
     )
+    headers = guarantee_headers(ask.constraint)
     if body.stream:
         head = encode(asked.head("chat.completion.chunk"))[:-1]
         chunks = events(generation, asked.n, head, wanted, asked.chunk_content)
-        return EventStream(chunks, _opening(asked, head), front.settings.first_event_grace, front.open_work)
+        return EventStream(
+            chunks, _opening(asked, head), front.settings.first_event_grace, front.open_work, headers
+        )
 
     async def answer() -> Response:
-        return await _answer(asked, generation)
+        return await _answer(asked, generation, ask.constraint, headers)
 
     return Watched(answer, front.open_work)
 
@@ -110,7 +115,9 @@ def _opening(asked: Asked, head: bytes) -> bytes:
     )
 
 
-async def _answer(asked: Asked, generation: Generation) -> Response:
+async def _answer(
+    asked: Asked, generation: Generation, constraint: Constraint | None, headers: Mapping[str, str]
+) -> Response:
     choices = await collect(generation, asked.n)
     body = asked.head("chat.completion") | {
         "choices": [
@@ -124,6 +131,7 @@ async def _answer(asked: Asked, generation: Generation) -> Response:
             for index, choice in enumerate(choices)
         ],
         "usage": generation.usage.as_dict(),
+        **guarantee_body(constraint),
     }
     if asked.prompt_logprobs:
         given = choices[0].prompt_logprobs
@@ -131,4 +139,4 @@ async def _answer(asked: Asked, generation: Generation) -> Response:
             raise RuntimeError("the engine sent no prompt logprobs though they were asked for")
         infos = prompt_infos(asked.names.tokenizer, asked.prompt, given, ())
         body["prompt_logprobs"] = prompt_logprobs(asked.names, infos)
-    return Response(encode(body), media_type=JSON)
+    return Response(encode(body), media_type=JSON, headers=headers)

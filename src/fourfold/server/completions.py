@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from fourfold.errors import InvalidRequestError
 from fourfold.server.chunks import Choice, collect, events
+from fourfold.server.constraints import guarantee_body, guarantee_headers
 from fourfold.server.errors import JSON
 from fourfold.server.front import Ask, Front, Prompt
 from fourfold.server.generate import Generation
@@ -23,6 +24,7 @@ from fourfold.server.stream import EventStream, Watched
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import CompletionBody
 from fourfold.text.output import TokenInfo
+from fourfold.types import Constraint
 
 encode = msgspec.json.encode
 
@@ -95,7 +97,7 @@ async def completions(front: Front, request: Request) -> Response:
         Prompt(prompt.ids, continues_text=True, echoed=len(prompt.text) if body.echo else 0)
         for prompt in prompts
     ]
-    ask = Ask.of(request, body, "prompt", DEFAULT_MAX_TOKENS)
+    ask = await Ask.of(request, body, "prompt", DEFAULT_MAX_TOKENS)
     jobs = front.jobs(to_continue, sampling, ask, best_of)
     generation = front.generation(jobs)
     asked = Asked(
@@ -113,13 +115,14 @@ async def completions(front: Front, request: Request) -> Response:
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
     )
+    headers = guarantee_headers(ask.constraint)
     if body.stream:
         head = encode(asked.head)[:-1]
         chunks = events(generation, len(jobs), head, wanted, _chunk_content(asked, len(jobs)))
-        return EventStream(chunks, b"", front.settings.first_event_grace, front.open_work)
+        return EventStream(chunks, b"", front.settings.first_event_grace, front.open_work, headers)
 
     async def answer() -> Response:
-        return await _answer(asked, generation, len(jobs))
+        return await _answer(asked, generation, len(jobs), ask.constraint, headers)
 
     return Watched(answer, front.open_work)
 
@@ -157,13 +160,20 @@ async def _prompts(front: Front, body: CompletionBody) -> list[Source]:
     return sources
 
 
-async def _answer(asked: Asked, generation: Generation, count: int) -> Response:
+async def _answer(
+    asked: Asked,
+    generation: Generation,
+    count: int,
+    constraint: Constraint | None,
+    headers: Mapping[str, str],
+) -> Response:
     choices = _best(asked, await collect(generation, count))
     body = asked.head | {
         "choices": [_choice(asked, index, choice) for index, choice in enumerate(choices)],
         "usage": generation.usage.as_dict(),
+        **guarantee_body(constraint),
     }
-    return Response(encode(body), media_type=JSON)
+    return Response(encode(body), media_type=JSON, headers=headers)
 
 
 def _best(asked: Asked, choices: list[Choice]) -> list[Choice]:

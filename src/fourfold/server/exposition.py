@@ -77,6 +77,12 @@ class _Snapshot:
         yield counter("fourfold:aborted_requests", "Sequences aborted in the engine.", stats.aborted)
         yield counter("fourfold:finished_requests", "Sequences finished in the engine.", stats.finished)
         yield counter("fourfold:nan_requests", "Sequences failed for non-finite logits.", stats.nan_requests)
+        yield counter(
+            "fourfold:forced_tokens", "Tokens that a constraint left no choice for.", stats.forced_tokens
+        )
+        yield counter(
+            "fourfold:rejected_answers", "Answers that validation took back.", stats.rejected_answers
+        )
         yield counter("fourfold:step_seconds", "Seconds spent in steps.", stats.step_seconds)
         yield counter("fourfold:backend_seconds", "Seconds of those in the backend.", stats.backend_seconds)
         yield gauge("fourfold:engine_rss_bytes", "Resident memory of the engine.", stats.rss_bytes)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from fourfold.engine.client import EngineClient
 from fourfold.engine.requests import RequestMaker
 from fourfold.errors import InvalidRequestError
+from fourfold.server.constraints import constraint_of
 from fourfold.server.errors import HTTPError
 from fourfold.server.gate import cache_salt, read_body
 from fourfold.server.generate import Generation, Job
@@ -25,7 +26,7 @@ from fourfold.server.wire import Body, BodyReader, GenerationBody
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import OutputProcessor
 from fourfold.text.tokenizer import Tokenizer
-from fourfold.types import ModelInfo, SamplingParams
+from fourfold.types import Constraint, ModelInfo, SamplingParams
 
 T = TypeVar("T")
 
@@ -132,6 +133,7 @@ class Front:
                 cache_salt=ask.salt,
                 priority=ask.priority,
                 arrival=ask.arrival,
+                constraint=ask.constraint,
             )
             for sibling, request in enumerate(requests):
                 output = OutputProcessor(
@@ -164,6 +166,7 @@ class Ask:
     """Who asks, and what is no sampling parameter.
 
     prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
+    constraint: what every answer must be.
     """
 
     salt: str
@@ -171,9 +174,10 @@ class Ask:
     arrival: float
     prompt_field: str
     default_max_tokens: int | None
+    constraint: Constraint | None = None
 
     @staticmethod
-    def of(
+    async def of(
         request: Request, body: GenerationBody, prompt_field: str, default_max_tokens: int | None = None
     ) -> Ask:
         priority = body.priority or 0
@@ -185,4 +189,5 @@ class Ask:
             time.monotonic(),
             prompt_field,
             default_max_tokens,
+            await constraint_of(body),
         )

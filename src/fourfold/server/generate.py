@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from fourfold.engine.client import EngineClient
-from fourfold.errors import EngineDeadError, EngineFaultError
+from fourfold.errors import EngineDeadError, EngineFaultError, InvalidRequestError
 from fourfold.server.metrics import Metrics, SequenceTimer
 from fourfold.text.output import Delta, OutputProcessor
 from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
@@ -40,14 +40,19 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    forced_tokens: int = 0
+    """Of completion_tokens: those a constraint left no choice for."""
 
     def as_dict(self) -> dict[str, object]:
-        return {
+        usage: dict[str, object] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.forced_tokens:
+            usage["completion_tokens_details"] = {"forced_tokens": self.forced_tokens}
+        return usage
 
 
 class Generation:
@@ -131,6 +136,7 @@ class Generation:
                     delta = job.output.feed(event.token_ids, event.logprobs, event.finish_reason)
                     # What came in one event after a stop string is not part of the answer.
                     self.usage.completion_tokens += len(delta.token_ids)
+                    self.usage.forced_tokens += event.forced_tokens
                     if delta.done:
                         reason = delta.finish_reason or "stop"
                     yield Increment(job.index, delta, event.prompt_logprobs)
@@ -145,6 +151,8 @@ class Generation:
 
 
 def _raise_failure(event: EngineEvent) -> None:
+    if event.refused_param is not None:
+        raise InvalidRequestError(event.error or "the constraint was refused", event.refused_param)
     if event.finish_reason == "error":
         raise EngineFaultError(event.error or "the engine failed on this request")
     if event.finish_reason == "abort":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -109,16 +109,22 @@ class EventStream(Response):
     """Server-sent events.
 
     chunks: encoded events; one write to the socket per item.
-    preamble: written before the first of them.
+    preamble: written before the first of them.  headers: more of them.
     grace: seconds to wait for the first chunk before the headers are sent. A failure within them becomes a
     plain
         response with its own status; a later one an event {"error": ...} before [DONE].
     """
 
     def __init__(
-        self, chunks: AsyncGenerator[bytes], preamble: bytes, grace: float, open_work: OpenWork
+        self,
+        chunks: AsyncGenerator[bytes],
+        preamble: bytes,
+        grace: float,
+        open_work: OpenWork,
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__()
+        self._fields = [*_HEADERS, *((k.lower().encode(), v.encode()) for k, v in headers.items())]
         self._open = open_work
         self._started = False
         self._chunks = chunks
@@ -145,7 +151,7 @@ class EventStream(Response):
                     await error_response(error)(scope, receive, send)
                     return
                 self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": self._fields})
                 await self._body(first, chunks, send)
             finally:
                 # The generator cannot be closed while a task is inside it.

@@ -20,21 +20,12 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "banned_tokens": _OFF,
     "dry_multiplier": (None, 0),
     "dynatemp_range": (None, 0),
-    "grammar": _OFF,
-    "guided_choice": _OFF,
-    "guided_decoding_backend": _OFF,
-    "guided_grammar": _OFF,
-    "guided_json": _OFF,
-    "guided_regex": _OFF,
-    "json_schema": (None,),
     "length_penalty": (None, 1),
     "logits_processors": _OFF,
     "lora": _OFF,
     "mirostat": (None, 0),
     "prompt_embeds": _OFF,
     "return_token_ids": _OFF,
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": _OFF,
     "structural_tag": _OFF,
     "top_n_sigma": (None, -1, 0),
     "truncate_prompt_tokens": (None,),
@@ -71,7 +62,16 @@ _CHAT: dict[str, tuple[Any, ...]] = {
 }
 
 _WITHOUT_EFFECT = frozenset(
-    {"cache_prompt", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "request_id"}
+    {
+        "cache_prompt",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "request_id",
+    }
     | {"safety_identifier", "timings_per_token"}
 )
 """Known, and the answer is right without them."""

@@ -51,6 +51,17 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     return_tokens_as_token_ids: bool | None = None
+    # What the answer must be: see constraints.py.
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -10,6 +10,8 @@ from typing import Protocol
 from fourfold.errors import InvalidRequestError, LoadError
 from fourfold.text.detokenizer import Detokenizer
 from fourfold.text.vocabulary import Vocabulary
+from fourfold.types import ModelInfo
+from fourfold.weights.open import open_checkpoint
 from fourfold.weights.source import WeightSource
 
 
@@ -119,6 +121,11 @@ def utf8(text: str) -> bytes:
             f"text has a lone surrogate {text[error.start]!r} at character {error.start}; "
             "send valid Unicode (a pair of \\u escapes, or the character itself)"
         ) from error
+
+
+def load_model_tokenizer(model: ModelInfo) -> Tokenizer:
+    """The tokenizer that belongs to a loaded model. Raises LoadError."""
+    return load_tokenizer(open_checkpoint(Path(model.path)))
 
 
 def load_tokenizer(source: WeightSource | Path) -> Tokenizer:

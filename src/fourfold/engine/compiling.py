@@ -1,0 +1,83 @@
+"""Requests whose constraints are being compiled, in a thread beside the steps."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from fourfold.errors import EngineFaultError, FourfoldError, InvalidRequestError
+from fourfold.grammar.compile import Compiler
+from fourfold.grammar.guide import Guide
+from fourfold.types import Constraint, EngineEvent, EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A request whose compilation has ended, well or not."""
+
+    request: EngineRequest
+    future: Future[Guide]
+
+    def guide(self) -> Guide:
+        """Raises InvalidRequestError (the constraint's fault) or EngineFaultError (anything else)."""
+        try:
+            return self.future.result()
+        except FourfoldError:
+            raise
+        except Exception as error:
+            raise EngineFaultError(
+                f"the constraint could not be compiled: {type(error).__name__}: {error}"
+            ) from error
+
+
+class CompileQueue:
+    """One thread compiles, mostly without the GIL, so no step waits for it."""
+
+    def __init__(self, compiler: Compiler | None) -> None:
+        """compiler: None if the engine cannot constrain answers."""
+        self._compiler = compiler
+        self._pending: dict[str, Compiled] = {}
+        self._thread = ThreadPoolExecutor(1, "fourfold-grammar")
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, request: EngineRequest, constraint: Constraint) -> Guide | None:
+        """A guide at once if that constraint was compiled before; otherwise it comes with `take`.
+
+        Raises InvalidRequestError.
+        """
+        if self._compiler is None:
+            raise InvalidRequestError(
+                "this engine was started without a tokenizer and cannot constrain answers", constraint.param
+            )
+        if request.request_id in self._pending:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
+        guide = self._compiler.cached(constraint, request.cache_salt)
+        if guide is None:
+            future = self._thread.submit(self._compiler.compile, constraint, request.cache_salt)
+            self._pending[request.request_id] = Compiled(request, future)
+        return guide
+
+    def take(self) -> list[Compiled]:
+        """Those that are done since the last call, in the order they came."""
+        done = [item for item in self._pending.values() if item.future.done()]
+        for item in done:
+            del self._pending[item.request.request_id]
+        return done
+
+    def wait(self, seconds: float) -> None:
+        """Until one is done, at most `seconds`."""
+        if self._pending:
+            wait([item.future for item in self._pending.values()], seconds, FIRST_COMPLETED)
+
+    def abort(self, request_id: str) -> EngineEvent | None:
+        """None if no request of that id is being compiled."""
+        item = self._pending.pop(request_id, None)
+        if item is None:
+            return None
+        item.future.cancel()
+        return EngineEvent(request_id=request_id, finish_reason="abort")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)

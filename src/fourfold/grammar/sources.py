@@ -1,0 +1,129 @@
+"""What users send as constraints, checked and made into Constraints.
+
+Pure functions of their input; they may take tens of milliseconds, so a server runs them in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from fourfold.errors import InvalidRequestError
+from fourfold.grammar.schema.check import MAX_BYTES, check_schema
+from fourfold.grammar.schema.patterns import check_pattern
+from fourfold.grammar.schema.relax import relax
+from fourfold.types import Constraint
+
+Kind = Literal["json", "json_object", "regex", "choice", "lark", "gbnf"]
+
+MAX_CHOICES = 10_000
+
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One space after commas and colons and none elsewhere: as most models write, with no way to run on."""
+
+
+def make_constraint(kind: Kind, content: Any, param: str) -> Constraint:
+    """content: a schema (value or JSON text) for "json", nothing for "json_object", a list of texts for
+    "choice", and text for the others. Raises InvalidRequestError naming `param`, what is wrong, and where."""
+    try:
+        text = content if isinstance(content, str) else _encode(content)
+        if len(text) > MAX_BYTES:
+            raise InvalidRequestError(f"it has {len(text)} characters, the limit is {MAX_BYTES}")
+        return msgspec.structs.replace(_make(kind, text), param=param)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{param}: {error}", param, error.code or "invalid_constraint") from error
+
+
+def _encode(content: Any) -> str:
+    try:
+        return msgspec.json.encode(content).decode()
+    except (RecursionError, ValueError) as error:
+        raise InvalidRequestError(f"it cannot be written as JSON: {error}") from error
+
+
+@lru_cache(256)
+def _make(kind: Kind, text: str) -> Constraint:
+    if kind == "json_object":
+        return _json({"type": "object"})
+    if kind == "json":
+        return _json(_decode(text))
+    if kind == "regex":
+        check_pattern(text)
+        return _checked(_matcher().grammar_from_regex(text))
+    if kind == "choice":
+        return _choice(_decode(text))
+    return _checked(_from_gbnf(text) if kind == "gbnf" else _as_lark(text))
+
+
+def _decode(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"it is not valid JSON: {error or 'nested too deeply'}") from error
+
+
+def _json(schema: Any) -> Constraint:
+    check_schema(schema)
+    relaxed = relax(schema, lambda candidate: _complaint(_json_grammar(candidate)))
+    return Constraint(
+        grammar=_json_grammar(relaxed.schema),
+        schema=json.dumps(schema) if relaxed.notes else None,
+        unsaid=tuple(relaxed.notes),
+    )
+
+
+def _json_grammar(schema: Any) -> str:
+    # The layout goes in with the schema: the compiler reads it from there.
+    given = schema if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    return str(_matcher().grammar_from_json_schema(json.dumps(given), overrides=JSON_LAYOUT))
+
+
+def _choice(choices: Any) -> Constraint:
+    if not (isinstance(choices, list) and choices and all(isinstance(one, str) and one for one in choices)):
+        raise InvalidRequestError("it must be a list of at least one text, none of them empty")
+    if len(choices) > MAX_CHOICES:
+        raise InvalidRequestError(f"it has {len(choices)} choices, the limit is {MAX_CHOICES}")
+    return _checked("start: " + " | ".join(map(_lark_string, dict.fromkeys(choices))))
+
+
+def _lark_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _from_gbnf(text: str) -> str:
+    """llama.cpp's notation, in Lark's."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except (GbnfToLarkError, ValueError, KeyError, IndexError, RecursionError) as error:
+        raise InvalidRequestError(f"the GBNF grammar cannot be read: {error}") from error
+
+
+def _as_lark(text: str) -> str:
+    """EBNF as vLLM and SGLang take it: Lark, or GBNF, which is told by its `::=`."""
+    from llguidance.gbnf_to_lark import is_lark_syntax
+
+    return text if is_lark_syntax(text) else _from_gbnf(text)
+
+
+def _checked(grammar: str) -> Constraint:
+    complaint = _complaint(grammar)
+    if complaint:
+        raise InvalidRequestError(f"the grammar cannot be compiled: {complaint[:2000]}")
+    return Constraint(grammar=grammar)
+
+
+def _complaint(grammar: str) -> str:
+    from fourfold.grammar.compile import parser_limits
+
+    return str(_matcher().validate_grammar(grammar, limits=parser_limits()))
+
+
+def _matcher() -> Any:
+    from llguidance import LLMatcher
+
+    return LLMatcher

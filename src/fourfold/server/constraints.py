@@ -1,0 +1,108 @@
+"""What the answer must be, as OpenAI, vLLM, SGLang and llama.cpp name it: from a body to one Constraint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fourfold.errors import InvalidRequestError
+from fourfold.grammar.sources import Kind, make_constraint
+from fourfold.server.wire import GenerationBody
+from fourfold.types import Constraint
+
+Asked = tuple[str, Kind, Any]
+"""(field, kind, content) of one constraint in a body."""
+
+_FIELDS: dict[str, Kind] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "lark",
+    "grammar": "gbnf",
+}
+"""Fields of vLLM (guided_*), SGLang and llama.cpp. An empty text or list switches one off."""
+
+_STRUCTURED: dict[str, Kind] = {
+    "json": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+    "json_object": "json_object",
+}
+_WITHOUT_EFFECT = frozenset(
+    {
+        "backend",
+        "disable_additional_properties",
+        "disable_any_whitespace",
+        "disable_fallback",
+        "whitespace_pattern",
+    }
+)
+"""Of vLLM's structured_outputs: what chooses between its compilers and layouts."""
+
+
+async def constraint_of(body: GenerationBody) -> Constraint | None:
+    """None if the answer may be anything. Raises InvalidRequestError."""
+    asked = [*_of_response_format(body), *_of_structured_outputs(body)]
+    for field, kind in _FIELDS.items():
+        content = getattr(body, field)
+        if content is not None and content != "" and content != []:
+            asked.append((field, kind, content))
+    if not asked:
+        return None
+    if len(asked) > 1:
+        names = " and ".join(field for field, _, _ in asked)
+        raise InvalidRequestError(f"{names} constrain the same answer; give one of them", asked[1][0])
+    field, kind, content = asked[0]
+    # Tens of milliseconds for a large schema, which must not hold up the streams.
+    return await asyncio.to_thread(make_constraint, kind, content, field)
+
+
+def guarantee_headers(constraint: Constraint | None) -> dict[str, str]:
+    """X-Fourfold-Guarantee: by what the answer is valid, "grammar" or "validation"."""
+    return {} if constraint is None else {"X-Fourfold-Guarantee": constraint.guarantee}
+
+
+def guarantee_body(constraint: Constraint | None) -> dict[str, Any]:
+    """The same for a body, with the places in the schema that only validation guarantees."""
+    if constraint is None:
+        return {}
+    return {"structured_output": {"guarantee": constraint.guarantee, "validated": list(constraint.unsaid)}}
+
+
+def _of_response_format(body: GenerationBody) -> list[Asked]:
+    given = body.response_format
+    if given is None or given.get("type") in (None, "text"):
+        return []
+    field = "response_format"
+    kind = given["type"]
+    if kind == "json_object":
+        # llama.cpp and others put a schema here.
+        schema = given.get("schema")
+        return [(field, "json_object", "") if schema is None else (field, "json", schema)]
+    if kind == "json_schema":
+        wrapper = given.get("json_schema")
+        schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
+        if schema is None:
+            raise InvalidRequestError("response_format.json_schema.schema is required", field)
+        return [(field, "json", schema)]
+    raise InvalidRequestError(
+        f"response_format.type must be text, json_object or json_schema, got {str(kind)[:60]!r}", field
+    )
+
+
+def _of_structured_outputs(body: GenerationBody) -> list[Asked]:
+    asked: list[Asked] = []
+    for name, content in (body.structured_outputs or {}).items():
+        field = f"structured_outputs.{name}"
+        if content is None or content is False or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _STRUCTURED:
+            raise InvalidRequestError(
+                f"{field} is not supported; give one of {', '.join(_STRUCTURED)}", "structured_outputs"
+            )
+        asked.append((field, _STRUCTURED[name], "" if name == "json_object" else content))
+    return asked
