@@ -64,7 +64,8 @@ class KernelTime:
 
     count: how often a step of the model runs it.  rows: of the batch.  seconds: of one execution.
     bytes: weights, KV or logits it reads.  operations: multiply-adds, each counted twice.
-    limit: what `speed` should come near to: "read" (bytes/s), or a rate of multiply-adds (operations/s).
+    limit: what `speed` should come near to: "read" (bytes/s), or a rate of multiply-adds (operations/s); None
+        for what works in the caches.
     threads: that compute it.
     """
 
@@ -74,13 +75,13 @@ class KernelTime:
     seconds: Runs
     bytes: float
     operations: float
-    limit: Kind
+    limit: Kind | None
     threads: int
 
     @property
     def speed(self) -> float:
         """Median bytes/s or operations/s."""
-        return (self.bytes if self.limit == "read" else self.operations) / self.seconds.median
+        return (self.bytes if self.limit in ("read", None) else self.operations) / self.seconds.median
 
 
 def measure_kernels(
@@ -222,7 +223,7 @@ class _Bench:
         for field, value in fields.items():
             records[field] = value
         seconds = self._repeat(lambda: _sample(isa, logits.copy(), records) / SAMPLING_ROWS)
-        return KernelTime(name, 1, 1, seconds, vocab * 4, 0.0, "read", 1)
+        return KernelTime(name, 1, 1, seconds, vocab * 4, 0.0, None, 1)
 
     def _repeat(self, run: Callable[[], float]) -> Runs:
         run()

@@ -14,6 +14,7 @@ from fourfold.cli.base import LazyGroup
         "kernels": ("fourfold.cli.bench_kernels:kernels", "Each kernel at a model's shapes."),
         "engine": ("fourfold.cli.bench_engine:engine", "Speed and memory of a model in this process."),
         "serve": ("fourfold.cli.bench_serve:serve", "Load on a server that speaks OpenAI's API."),
+        "compare": ("fourfold.cli.bench_compare:compare", "This engine beside others, in one run."),
         "accuracy": (
             "fourfold.cli.bench_accuracy:accuracy",
             "Perplexity, and distance from exact computation.",

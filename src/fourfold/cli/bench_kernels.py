@@ -93,7 +93,7 @@ def kernels(
 
 
 def _of_limit(each: KernelTime, limits: Limits) -> float | None:
-    limit = limits.median(each.limit, each.threads)
+    limit = limits.median(each.limit, each.threads) if each.limit else None
     return None if limit is None else each.speed / limit
 
 
@@ -107,7 +107,7 @@ def _row(each: KernelTime, limits: Limits) -> tuple[str, ...]:
         spread(each.seconds.scaled(1e6)),
         f"{each.bytes / seconds / 1e9:,.1f}",
         operations,
-        f"{share(_of_limit(each, limits))} {each.limit}",
+        f"{share(_of_limit(each, limits))} {each.limit or ''}",
     )
 
 

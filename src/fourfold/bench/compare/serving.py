@@ -1,0 +1,147 @@
+"""Starting a server, putting load on it, stopping it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO
+
+from fourfold.bench.compare.commands import SAID_CHARACTERS
+from fourfold.bench.compare.peer import ServerCommand
+from fourfold.bench.load.dataset import RandomItems, RequestShape
+from fourfold.bench.load.http import Server
+from fourfold.bench.load.measure import send
+from fourfold.bench.load.models import served_models
+from fourfold.bench.load.report import LoadReport, report
+from fourfold.bench.load.run import Arrivals, run_load
+from fourfold.bench.process import peak_memory
+from fourfold.config import child_environment
+from fourfold.errors import FourfoldError
+
+START_SECONDS = 600.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """Requests of prompt tokens, the first `shared` of them the same for all, `concurrency` at a time."""
+
+    name: str
+    requests: int
+    concurrency: int
+    prompt: int
+    output: int
+    shared: int = 0
+
+
+SERVER_LOADS = {
+    each.name: each
+    for each in (
+        ServerLoad("serve-1", 4, 1, 128, 128),
+        ServerLoad("serve-8", 24, 8, 128, 128),
+        ServerLoad("serve-32", 64, 32, 128, 128),
+        ServerLoad("serve-shared", 32, 32, 1056, 32, shared=1024),
+    )
+}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class RunningServer:
+    """A server that answered its first request. A context; its end is the server's.
+
+    start_seconds: from starting the process to the end of an answer of one token.
+    """
+
+    def __init__(self, command: ServerCommand, port: int) -> None:
+        """Raises FourfoldError with what the server said if it ends, or does not answer for ten minutes."""
+        self._said: IO[bytes] = TemporaryFile()  # noqa: SIM115 (closed by close)
+        self._server = Server("127.0.0.1", port, False, "")
+        started = time.perf_counter()
+        try:
+            self._process = subprocess.Popen(
+                command.command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=subprocess.STDOUT,
+                env=child_environment(**command.environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise FourfoldError(f"{command.command[0]} cannot be run: {error.strerror or error}") from error
+        try:
+            self._model = asyncio.run(self._first_answer(started + START_SECONDS))
+        except BaseException:
+            self.close()
+            raise
+        self.start_seconds = time.perf_counter() - started
+
+    def __enter__(self) -> RunningServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes, of all its processes."""
+        return peak_memory(self._process.pid)
+
+    def measure(self, load: ServerLoad, seed: int) -> LoadReport:
+        """Raises FourfoldError if a request fails: the others' figures would mean nothing."""
+        items = RandomItems(load.prompt - load.shared, load.output, prefix_len=load.shared)
+        requests = RequestShape(self._model).prepare(items.items(load.requests, seed))
+        run = asyncio.run(run_load(self._server, requests, Arrivals(load.concurrency), timeout=START_SECONDS))
+        measured = report(run)
+        if measured.errors:
+            raise FourfoldError(f"{load.name}: {', '.join(measured.errors)}")
+        return measured
+
+    def warm_up(self, seed: int) -> None:
+        self.measure(ServerLoad("warm-up", 2, 2, 32, 16), seed)
+
+    def close(self) -> None:
+        """SIGINT, and SIGKILL to all its processes for what is left of it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()
+
+    async def _first_answer(self, deadline: float) -> str:
+        """The model's name, once it answered. Asked again and again: a server may listen before it can."""
+        model, problem = "", "no answer"
+        while time.perf_counter() < deadline:
+            if self._process.poll() is not None:
+                raise FourfoldError(f"the server ended with {self._process.returncode}: {self._last_words()}")
+            try:
+                model = model or (await served_models(self._server))[0]
+                (request,) = RequestShape(model).prepare(RandomItems(32, 1).items(1, 0))
+                answer = await send(self._server, request, START_SECONDS)
+                if answer.ok:
+                    return model
+                problem = answer.error or problem
+            except FourfoldError as error:
+                problem = str(error)
+            await asyncio.sleep(POLL_SECONDS)
+        raise FourfoldError(f"the server did not answer within {START_SECONDS:g} s: {problem}")
+
+    def _last_words(self) -> str:
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - SAID_CHARACTERS))
+        return self._said.read().decode(errors="replace").strip()
