@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -292,3 +293,26 @@ def test_scores_far_apart_do_not_overflow(isa: int) -> None:
 
 def reference_scores(layer: Layer, tokens: Tokens) -> NDArray[np.float64]:
     return tokens.q.astype(np.float64) @ tokens.k.astype(np.float64).T * layer.scale
+
+
+def seconds(layer: Layer, depth: int) -> float:
+    """Of one more token after `depth` ones: the fastest of many."""
+    pool = Pool(layer, depth // 32 + 1, available_isas()[-1])
+    pool.data[:] = 0
+    pool.tables["a"] = list(range(pool.blocks))
+    token, times = random_tokens(layer, 1, seed=1), []
+    for _ in range(40):
+        pool.lengths["a"] = depth
+        start = time.perf_counter()
+        pool.run({"a": token})
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_a_window_costs_the_same_at_any_depth() -> None:
+    """As Gemma 3's layers: what the window hides is not read. Factors of slack for a busy machine."""
+    full = Layer(heads=4, kv_heads=1, head_dim=256)
+    sliding = replace(full, window=512)
+    deep = seconds(sliding, 30_000)
+    assert deep < 3 * seconds(sliding, 1_000)
+    assert seconds(full, 30_000) > 5 * deep
