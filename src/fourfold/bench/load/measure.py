@@ -84,7 +84,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: list[Any] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -96,7 +96,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 async def send(
@@ -148,7 +148,7 @@ class _Reader:
 
     def _take(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
-            self._error = bytes(chunk.error).decode(errors="replace")[:ERROR_CHARACTERS]
+            self._error = msgspec.json.encode(chunk.error).decode()[:ERROR_CHARACTERS]
         if chunk.usage is not None:
             self._usage = chunk.usage
         for choice in chunk.choices:
