@@ -48,6 +48,8 @@ def load_engine_backend(
     source = open_checkpoint(path)
     definition = load_model_definition(source, config.max_model_len)
     program = optimize(definition.program)
+    # Before the weights are packed: a flag that cannot work must not cost a build.
+    length, blocks = _sizes(config, program, int(_native.BLOCK_TOKENS))
     exact = config.activation_dtype != "int8"
     names = _weight_names(definition)
     folder = Environment.read().artefact_dir / _artefact_name(path, source, exact=exact)
@@ -65,8 +67,6 @@ def load_engine_backend(
     weights, ready = load_or_build(
         folder, source, names, exact=exact, calibrate=None if exact else calibrate, progress=progress
     )
-
-    length, blocks = _sizes(config, program, int(_native.BLOCK_TOKENS))
     limits = NativeLimits(config.max_num_batched_tokens, config.max_num_seqs, length, blocks)
     backend = NativeBackend(
         program,
