@@ -1,4 +1,4 @@
-"""Contexts of 32k tokens: against transformers, in any cut, and without memory that grows with their square."""
+"""Contexts of 32k tokens: against transformers, in any cut, in memory that does not grow with their square."""
 
 from __future__ import annotations
 
