@@ -16,7 +16,7 @@ class Transformers:
         if hasattr(transformers, "GgufConfig"):  # since 5.0 a GGUF file stays packed unless told otherwise
             config["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager", **config
+            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa", **config
         )
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
         self._model = model.eval()

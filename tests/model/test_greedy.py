@@ -13,6 +13,7 @@ from fourfold.text.tokenizer import Tokenizer
 from .reference import Transformers
 from .text import PROMPTS
 
+pytestmark = pytest.mark.timeout(1200)
 TOKENS = 64
 NEAR_TIE = 1e-3
 """Logits this close are one number to two orders of summing 30 layers in fp32."""

@@ -17,6 +17,7 @@ from fourfold.text.tokenizer import Tokenizer
 from .reference import Transformers, log_softmax
 from .text import text
 
+pytestmark = pytest.mark.timeout(1200)
 QUICK, LONG = 256, 512
 
 
