@@ -194,21 +194,21 @@ class Scheduler:
             return self._fail(seq, f"the constraint failed: {guide.error}")
         if not guide.validates:
             return event
-        if event.finish_reason == "stop":
-            answer = seq.tokens[seq.prompt_len :]
-            if event.stop_token is not None or (answer and answer[-1] in seq.request.eos_ids):
-                answer = answer[:-1]
-            violation = guide.check(answer)
-            if violation is not None:
-                event.finish_reason = event.stop_token = None
-                hold(seq, event)
-                if self._take_back(seq, guide, violation):
-                    return None
-                return self._fail(
-                    seq,
-                    f"no valid answer was found in {guide.rejections} attempts: the value at "
-                    f"{pointer(violation.path)} {violation.message}",
-                )
+        answer = seq.tokens[seq.prompt_len :]
+        finished = event.finish_reason == "stop"
+        if finished and (event.stop_token is not None or answer[-1] in seq.request.eos_ids):
+            answer = answer[:-1]
+        violation = None if event.finish_reason == "length" else guide.check(answer, finished=finished)
+        if violation is not None:
+            event.finish_reason = event.stop_token = None
+            hold(seq, event)
+            if self._take_back(seq, guide, violation):
+                return None
+            return self._fail(
+                seq,
+                f"no valid answer was found in {guide.rejections} attempts: the value at "
+                f"{pointer(violation.path)} {violation.message}",
+            )
         return hold(seq, event)
 
     # Before: running. After: waiting with a shorter answer, its full blocks cached, the others free.

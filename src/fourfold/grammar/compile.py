@@ -81,6 +81,7 @@ class Compiler:
         self._load = load
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._loading = threading.Lock()  # held for seconds; `cached` must not wait for that
         self._tokenizer: LLTokenizer | None = None
         self._tokens: Sequence[bytes] = ()
         self._cache: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
@@ -129,7 +130,7 @@ class Compiler:
     def _ready_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        with self._lock:
+        with self._loading:
             if self._tokenizer is None:
                 source = self._load()
                 if not source.eos_ids:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.grammar.schema.spans import span_of
+from fourfold.grammar.schema.spans import finished_part, growing, span_of
 from fourfold.grammar.schema.validate import TooCostlyError, Validator, Violation
 from fourfold.types import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_REJECTIONS = 12
-"""Answers of one request that validation may refuse. Each goes back twice as far as the one before."""
+MAX_REJECTIONS = 64
+"""Times that validation may refuse an answer, or its beginning, in one request."""
+_ATTEMPTS_AT_VALUE = 8
+"""Of those, how many begin one refused value anew before what stands before it is changed."""
+_ENDS = re.compile(rb"[,\]}]")
+"""What the end of a value inside another has."""
 
 
 class Guide:
@@ -28,9 +33,13 @@ class Guide:
 
     __slots__ = (
         "_choices",
+        "_ended",
         "_excluded",
+        "_furthest",
         "_length",
         "_matcher",
+        "_open",
+        "_stuck",
         "_tokens",
         "_validator",
         "error",
@@ -46,10 +55,16 @@ class Guide:
         self._tokens = tokens
         self._length = 0
         self._choices: list[int] = []
-        """Positions whose tokens were drawn, not forced."""
+        """Positions where more than one token could have been drawn."""
+        self._open = True
+        """Whether the last mask left a choice."""
         self._excluded: dict[int, set[int]] = {}
         """Tokens that led to a refused answer, by position."""
         self._validator = None if constraint.schema is None else Validator(json.loads(constraint.schema))
+        self._ended = False
+        """Whether a value may have ended since the last look."""
+        self._furthest, self._stuck = -1, 0
+        """Where the furthest refused value began, and how many were refused since, no further on."""
         self.words = -(-vocab_size // 32)
         self.error: str | None = None
         self.rejections = 0
@@ -75,12 +90,16 @@ class Guide:
             row[:] = 0
         for token in self._excluded.get(self._length, ()):
             row[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if self._validator is not None:
+            self._open = int.from_bytes(row.tobytes(), "little").bit_count() > 1
 
     def accept(self, token: int, *, forced: bool = False) -> None:
         """The next token of the answer; never an EOS."""
-        if not forced:
+        if self._open and not forced:
             self._choices.append(self._length)
         self._length += 1
+        if self._validator is not None and _ENDS.search(self._tokens[token]):
+            self._ended = True
         if self.error is None and not self._matcher.consume_token(token):
             self.error = f"token {token} does not fit the constraint: {self._matcher.get_error()[:500]}"
 
@@ -93,51 +112,70 @@ class Guide:
             return []
         return list(self._matcher.compute_ff_tokens()[:most])
 
-    def check(self, answer: Sequence[int]) -> Violation | None:
-        """Validates the finished `answer` (token ids, without an EOS). None if it is valid."""
-        if self._validator is None:
+    def check(self, answer: Sequence[int], *, finished: bool = True) -> Violation | None:
+        """Validates `answer` (token ids, without an EOS), or its beginning: the values in it that have ended,
+        as far as nothing that follows can mend them. None if there is nothing to object to."""
+        if self._validator is None or not (finished or self._ended):
             return None
+        self._ended = False
         text = self._text(answer)
         try:
-            return self._validator.check(json.loads(text))
+            if finished:
+                return self._validator.check(json.loads(text))
+            part = finished_part(text)
+            if part is None:
+                return None
+            value = json.loads("".join(part))
+            paths = growing(value, len(part[1]))
+            return None if paths is None else self._validator.check(value, paths)
         except (TooCostlyError, ValueError, RecursionError) as error:
-            return Violation((), f"cannot be validated: {error}")
+            # A beginning that cannot be judged is judged at the end.
+            return Violation((), f"cannot be validated: {error}") if finished else None
 
     def take_back(self, answer: Sequence[int], violation: Violation | None) -> int | None:
-        """Goes back to a choice that lies in what `violation` names (or anywhere, without one), so that
-        another token is drawn there.
+        """Goes back to a choice in what `violation` names (without one: to the last), for another draw.
 
         Returns the position: `answer` must be cut to that many tokens. None if there is no choice left to
-        change or too many answers were refused already.
+        change or too much was refused already.
         """
         self.rejections += 1
         if self.rejections > MAX_REJECTIONS or not self._choices:
             return None
-        choices = self._choices if violation is None else self._choices_in(answer, violation)
-        back = 1 << (self.rejections - 1)
-        position = choices[-back] if back <= len(choices) else self._earlier(choices[0], back - len(choices))
+        position = self._choices[-1] if violation is None else self._choice_for(answer, violation)
         self._excluded = {at: ids for at, ids in self._excluded.items() if at <= position}
         self._excluded.setdefault(position, set()).add(answer[position])
         self._rewind(position, answer)
         return position
 
-    def _choices_in(self, answer: Sequence[int], violation: Violation) -> list[int]:
-        """The choices among the tokens of the refused value and of the one after it, which ends it."""
+    def _choice_for(self, answer: Sequence[int], violation: Violation) -> int:
+        """The last choice in the refused value; if that brought nothing, its first one, some times; and then
+        ever earlier ones."""
+        choices, start = self._choices_in(answer, violation)
+        if start > self._furthest:
+            self._furthest, self._stuck = start, 0
+            return choices[-1]
+        self._stuck += 1
+        if self._stuck <= _ATTEMPTS_AT_VALUE:
+            return choices[0]
+        before = self._choices.index(choices[0]) - (1 << (self._stuck - _ATTEMPTS_AT_VALUE - 1))
+        return self._choices[max(0, before)]
+
+    def _choices_in(self, answer: Sequence[int], violation: Violation) -> tuple[list[int], int]:
+        """The choices among the tokens of the refused value, and where it begins. The token that ended a
+        number is one of them: the number might have gone on."""
         text = self._text(answer)
-        start, end = span_of(text, violation.path)
+        part = finished_part(text)
+        start, end = span_of(text if part is None else "".join(part), violation.path)
         first, last = len(text[:start].encode()), len(text[:end].encode())
-        at, inside = 0, []
+        number = text[start : start + 1] in "-0123456789"
+        at, inside, begin = 0, set(), len(answer)
         for position, token in enumerate(answer):
             size = len(self._tokens[token])
-            if at + size > first and at <= last:
-                inside.append(position)
+            if at + size > first and (at < last or (number and at == last)):
+                inside.add(position)
+                begin = min(begin, position)
             at += size
-        among = set(inside)
-        return [at for at in self._choices if at in among] or self._choices
-
-    def _earlier(self, position: int, by: int) -> int:
-        index = self._choices.index(position)
-        return self._choices[max(0, index - by)]
+        return [each for each in self._choices if each in inside] or self._choices, begin
 
     def _rewind(self, position: int, answer: Sequence[int]) -> None:
         self._choices = [at for at in self._choices if at < position]

@@ -67,12 +67,19 @@ def _decode(text: str) -> Any:
 
 def _json(schema: Any) -> Constraint:
     check_schema(schema)
-    relaxed = relax(schema, lambda candidate: _complaint(_json_grammar(candidate)))
+    relaxed = relax(schema, _json_complaint)
     return Constraint(
         grammar=_json_grammar(relaxed.schema),
         schema=json.dumps(schema) if relaxed.notes else None,
         unsaid=tuple(relaxed.notes),
     )
+
+
+def _json_complaint(schema: Any) -> str:
+    try:
+        return _complaint(_json_grammar(schema))
+    except ValueError as error:  # rewriting made it nest too deep
+        return str(error)
 
 
 def _json_grammar(schema: Any) -> str:

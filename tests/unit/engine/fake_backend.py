@@ -72,7 +72,11 @@ class FakeBackend:
     def _row(self, batch: Batch, i: int, prefix: np.ndarray, result: StepResult) -> None:
         record = batch.samples[i]
         target = int(record["target"])
-        token = target if target >= 0 else self._draw(batch, record, prefix)
+        drawn = target if target >= 0 else self._draw(batch, record, prefix)
+        if drawn is None:
+            result.status[i] = 2
+            return
+        token = drawn
         result.token[i] = token
         k = int(record["logprobs"])
         if k >= 0:
@@ -82,7 +86,7 @@ class FakeBackend:
             result.top_ids[i, :k] = [(base + j) % self.vocab_size for j in range(k)]
             result.top_logprobs[i, :k] = [-j - 0.5 for j in range(k)]
 
-    def _draw(self, batch: Batch, record: np.void, prefix: np.ndarray) -> int:
+    def _draw(self, batch: Batch, record: np.void, prefix: np.ndarray) -> int | None:
         h = zlib.crc32(prefix.tobytes())
         if record["temperature"] > 0:
             h = zlib.crc32(np.array([record["seed"], record["counter"]], np.uint64).tobytes(), h)
@@ -94,7 +98,11 @@ class FakeBackend:
         h = zlib.crc32(batch.bias_ids[bias].tobytes() + batch.bias_values[bias].tobytes(), h)
         banned = set(batch.ban_ids[record["ban_start"] : record["ban_end"]].tolist())
         vocab = int(record["allowed_vocab"])
-        return next(t for t in ((h + j) % vocab for j in range(vocab)) if t not in banned)
+        if record["mask"] >= 0:
+            assert batch.masks is not None
+            bits = np.unpackbits(batch.masks[record["mask"]].view(np.uint8), bitorder="little")
+            banned.update(np.flatnonzero(bits == 0).tolist())
+        return next((t for t in ((h + j) % vocab for j in range(vocab)) if t not in banned), None)
 
     def _check(self, batch: Batch) -> None:
         counts, contexts, starts = batch.seq_tokens, batch.seq_context, batch.block_start

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fourfold.config import EngineConfig
 from fourfold.engine.loop import Engine
-from fourfold.types import EngineEvent, EngineRequest, ModelInfo, SamplingParams
+from fourfold.grammar.compile import TokenSource
+from fourfold.types import Constraint, EngineEvent, EngineRequest, ModelInfo, SamplingParams
 
 from .fake_backend import FakeBackend
 
@@ -21,21 +23,25 @@ def model_info(backend: FakeBackend, max_model_len: int = 256) -> ModelInfo:
 
 
 def make_engine(
-    backend: FakeBackend | None = None, max_model_len: int = 256, kv_events: Any = None, **config: Any
+    backend: FakeBackend | None = None,
+    max_model_len: int = 256,
+    kv_events: Any = None,
+    load_tokens: Callable[[], TokenSource] | None = None,
+    **config: Any,
 ) -> Engine:
     backend = backend or FakeBackend()
-    return Engine(
-        backend, model_info(backend, max_model_len), EngineConfig(**{"seed": 1, **config}), kv_events
-    )
+    settings = EngineConfig(**{"seed": 1, **config})
+    return Engine(backend, model_info(backend, max_model_len), settings, kv_events, load_tokens)
 
 
 def request(
     request_id: str, prompt: list[int], *, salt: str = "", priority: int = 0, arrival: float = 0.0,
-    eos: tuple[int, ...] = (), allowed_vocab: int | None = None, **sampling: Any,
+    eos: tuple[int, ...] = (), allowed_vocab: int | None = None, constraint: Constraint | None = None,
+    **sampling: Any,
 ) -> EngineRequest:  # fmt: skip
     return EngineRequest(
         request_id=request_id, prompt_ids=prompt, cache_salt=salt, priority=priority, arrival=arrival,
-        eos_ids=eos, allowed_vocab=allowed_vocab,
+        eos_ids=eos, allowed_vocab=allowed_vocab, constraint=constraint,
         sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
     )  # fmt: skip
 

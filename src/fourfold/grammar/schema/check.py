@@ -13,6 +13,7 @@ MAX_BYTES = 1 << 20
 MAX_NODES = 50_000
 """Subschemas of one schema."""
 MAX_DEPTH = 100
+"""Levels of JSON: an object in an object's property is two levels down."""
 MAX_ENUM = 20_000
 """Values of one enum."""
 MAX_REPEAT = 100_000
@@ -28,6 +29,7 @@ def check_schema(schema: Any) -> None:
     """Raises InvalidRequestError naming the place in the schema, the value and the limit."""
     if not is_schema(schema):
         raise InvalidRequestError("a JSON schema must be an object, true or false")
+    _check_depth(schema)
     references = References(schema)
     work: list[tuple[Path, Any]] = [((), schema)]
     count = 0
@@ -36,11 +38,23 @@ def check_schema(schema: Any) -> None:
         count += 1
         if count > MAX_NODES:
             raise InvalidRequestError(f"the JSON schema has more than {MAX_NODES} subschemas")
-        if len(path) > 2 * MAX_DEPTH:
-            raise refuse(path[:8], f"it nests more than {MAX_DEPTH} levels deep")
         if isinstance(node, dict):
             _check_node(node, path, references)
             work.extend((path + below, child) for below, child in children(node))
+
+
+def _check_depth(schema: Any) -> None:
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise InvalidRequestError(f"the JSON schema nests more than {MAX_DEPTH} levels deep")
 
 
 def _check_node(node: dict[str, Any], path: Path, references: References) -> None:

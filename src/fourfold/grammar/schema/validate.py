@@ -7,7 +7,7 @@ nested alternatives can keep it busy for hours. Here both end the request instea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -34,6 +34,13 @@ class TooCostlyError(Exception):
     """A validation went over its budget."""
 
 
+_NEED_THE_END = frozenset(
+    {"const", "contains", "dependencies", "dependentRequired", "dependentSchemas", "enum", "if", "minItems"}
+    | {"minProperties", "not", "required", "unevaluatedItems", "unevaluatedProperties"}
+)
+"""Keywords whose verdict on an array or object can still change while it grows."""
+
+
 class Validator:
     """One schema. Raises TooCostlyError from `check` if MAX_STEPS or MAX_SECONDS do not do."""
 
@@ -42,9 +49,13 @@ class Validator:
         self._references = References(schema)
         self._siblings_of_ref = not _is_old(schema)
 
-    def check(self, instance: Any) -> Violation | None:
-        """The first keyword found that refuses `instance`; None if it is valid."""
-        return _Run(self._references, self._siblings_of_ref).check(self._schema, instance, ())
+    def check(self, instance: Any, unfinished: Collection[Path] = ()) -> Violation | None:
+        """The first keyword found that refuses `instance`; None if it is valid.
+
+        unfinished: paths of arrays and objects that will still grow: only what no growth can mend is found.
+        """
+        run = _Run(self._references, self._siblings_of_ref, frozenset(unfinished))
+        return run.check(self._schema, instance, ())
 
 
 def _is_old(schema: Any) -> bool:
@@ -54,8 +65,9 @@ def _is_old(schema: Any) -> bool:
 
 
 class _Run:
-    def __init__(self, references: References, siblings_of_ref: bool) -> None:
+    def __init__(self, references: References, siblings_of_ref: bool, unfinished: frozenset[Path]) -> None:
         self._references = references
+        self._unfinished = unfinished
         self._siblings = siblings_of_ref
         self._steps = 0
         self._depth = 0
@@ -77,6 +89,8 @@ class _Run:
                 return self._ref(schema["$ref"], value, path, schema)
             for keyword, given in schema.items():
                 rule = _RULES.get(keyword)
+                if rule is not None and path in self._unfinished:
+                    rule = None if keyword in _NEED_THE_END else _UNFINISHED.get(keyword, rule)
                 if rule is not None:
                     found = rule(self, given, value, path, schema)
                     if found is not None:
@@ -387,6 +401,10 @@ _RULES: dict[str, Callable[..., Violation | None]] = {
     "minProperties": _size_rule(dict, "properties", most=False),
     "maxProperties": _size_rule(dict, "properties", most=True),
 }
+
+
+_UNFINISHED: dict[str, Callable[..., Violation | None]] = {"oneOf": _Run._any_of}
+"""Of two branches that match so far one may still fail."""
 
 
 def _has_type(name: str, value: Any) -> bool:
