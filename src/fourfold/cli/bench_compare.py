@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fourfold.bench.compare.fourfold_engine import NAME as OURS
+from fourfold.bench.compare.serving import SERVER_LOADS
+from fourfold.bench.engine import WORKLOADS
 from fourfold.cli import options
 from fourfold.cli.base import Command
 from fourfold.cli.bench_limits import limits_record, print_limits
@@ -21,29 +24,11 @@ if TYPE_CHECKING:
     from fourfold.bench.limits import Limits
     from fourfold.bench.model_costs import ModelCosts
 
-OURS = "fourfold"
-OFFLINE = (
-    "decode-32",
-    "prefill-512",
-    "prefill-2048",
-    "decode-2048",
-    "batch-8",
-    "batch-32",
-    "batch-64",
-    "shared-prefix",
-)
-SERVING = ("serve-1", "serve-8", "serve-32", "serve-shared")
 START = "start"
 DEFAULT = (
-    "decode-32",
-    "prefill-512",
-    "prefill-2048",
-    "batch-64",
-    "shared-prefix",
-    "serve-32",
-    "serve-shared",
-    START,
-)
+    "decode-32", "prefill-512", "prefill-2048", "batch-64", "shared-prefix",
+    "serve-32", "serve-shared", START,
+)  # fmt: skip
 PEERS = ("llama.cpp", "OpenVINO", "vLLM")
 
 existing = click.Path(exists=True, path_type=Path)
@@ -70,7 +55,7 @@ existing = click.Path(exists=True, path_type=Path)
     "--only",
     "wanted",
     multiple=True,
-    type=click.Choice([*OFFLINE, *SERVING, START]),
+    type=click.Choice([*WORKLOADS, *SERVER_LOADS, START]),
     help=f"Only this; may be given several times. [default: {', '.join(DEFAULT)}]",
 )
 @click.option(
@@ -98,8 +83,6 @@ def compare(
     name = options.chosen_model(model, model_flag)
 
     from fourfold.bench.compare.run import compare as run_comparison
-    from fourfold.bench.compare.serving import SERVER_LOADS
-    from fourfold.bench.engine import WORKLOADS
     from fourfold.bench.limits import measure_limits
     from fourfold.bench.model_costs import model_costs
     from fourfold.build.machine import usable_cores
@@ -120,11 +103,11 @@ def compare(
         limits = measure_limits([threads], repeats, progress=progress)
         result = run_comparison(
             peers,
-            [WORKLOADS[each] for each in OFFLINE if each in chosen],
-            [SERVER_LOADS[each] for each in SERVING if each in chosen],
+            [each for name, each in WORKLOADS.items() if name in chosen],
+            [each for name, each in SERVER_LOADS.items() if name in chosen],
             repeats,
             threads=threads,
-            with_servers=START in chosen or any(each in chosen for each in SERVING),
+            with_servers=START in chosen or any(name in chosen for name in SERVER_LOADS),
             progress=progress,
         )
         versions = {peer.name: peer.version() for peer in peers if peer.name not in result.failures}
@@ -207,8 +190,6 @@ def _print(
 
 def _of_limit(figure: Figure, peer: str, limits: Limits, costs: ModelCosts, threads: int) -> float | None:
     """Of bandwidth, by the bytes of the weights in the file; of the int8 peak for prompts."""
-    from fourfold.bench.engine import WORKLOADS
-
     workload = WORKLOADS.get(figure.name)
     if workload is None or peer not in figure.runs:
         return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fourfold.bench.engine import WORKLOADS
 from fourfold.cli import options
 from fourfold.cli.base import Command
 from fourfold.cli.bench_limits import limits_record, print_limits
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
     from fourfold.bench.engine import Speed
     from fourfold.bench.limits import Limits
     from fourfold.bench.model_costs import ModelCosts
-
-WORKLOADS = (
-    "prefill-512", "prefill-2048", "decode-32", "decode-2048",
-    "batch-8", "batch-32", "batch-64", "shared-prefix",
-)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -60,7 +56,6 @@ def engine(
     name = options.chosen_model(model, model_flag)
     config = options.engine_config(name, flags)
 
-    from fourfold.bench.engine import WORKLOADS as KNOWN
     from fourfold.bench.engine import fits, measure
     from fourfold.bench.limits import measure_limits
     from fourfold.bench.model_costs import model_costs
@@ -69,7 +64,7 @@ def engine(
     from fourfold.cli.session import load
     from fourfold.progress import ReportedProgress
 
-    jobs = [KNOWN[each] for each in WORKLOADS if not wanted or each in wanted]
+    jobs = [each for name, each in WORKLOADS.items() if not wanted or name in wanted]
     with ReportedProgress() as progress, load(config) as llm:
         about, threads = llm.model.description, int(llm.model.description.get("threads", "1"))
         speeds = measure(llm, jobs, repeats, progress=progress) if jobs else []

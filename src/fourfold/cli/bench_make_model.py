@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
+from fourfold.bench.random_model import MIXES, Shape, write_random_model
 from fourfold.cli import options
 from fourfold.cli.base import Command
 from fourfold.errors import ConfigError
-
-MIXES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M")
 
 
 @click.command(cls=Command)
@@ -47,7 +46,6 @@ def make_model(
 
     What it says means nothing. The default is a shape of 1.17 billion parameters with a head of its own.
     """
-    from fourfold.bench.random_model import Shape, write_random_model
     from fourfold.hub import resolve
     from fourfold.progress import ReportedProgress
 
