@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from fourfold import _native
 from fourfold.bench.limits import Kind
 from fourfold.bench.micro import MicroRunner, attention_micro, linear_micro
+from fourfold.bench.model_costs import KV_ELEMENT_BYTES
 from fourfold.bench.stats import Runs
 from fourfold.build.calibrate import OUTLIERS
 from fourfold.build.pack import pack_matrix
 from fourfold.build.packed import ELEM, Outliers, PackedMatrix
-from fourfold.config import EngineConfig, KVDtype
+from fourfold.config import EngineConfig
 from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.models.binding import Binding
 from fourfold.models.registry import load_model_definition
@@ -55,7 +56,6 @@ SAMPLING_CASES: Mapping[str, Mapping[str, float]] = {
 SAMPLING_ROWS = 8
 ISAS = ("scalar", "avx2", "avx512")
 """In the order of the native test functions' numbers."""
-KV_ELEMENT_BYTES: Mapping[KVDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)

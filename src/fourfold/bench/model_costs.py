@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.build.pack import pack_matrix
-from fourfold.config import EngineConfig
+from fourfold.config import EngineConfig, KVDtype
 from fourfold.models.registry import Definition, load_model_definition
 from fourfold.program.costs import Cost, Span, op_cost
 from fourfold.program.ops import Linear, Logits, Program
@@ -20,6 +20,8 @@ from fourfold.weights.source import WeightSource
 
 SAMPLE_ROWS = 64
 """Rows packed to see how many bytes a matrix takes per element."""
+KV_ELEMENT_BYTES: Mapping[KVDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
+"""Without the scales of int8 and fp8: a few per cent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def model_costs(path: Path, config: EngineConfig) -> ModelCosts:
         optimize(definition.program),
         {name: _file_bytes(source, definition, name) for name in definition.program.weights},
         {name: _packed_bytes(source, definition, name, exact=exact) for name in definition.program.weights},
-        4 if config.kv_cache_dtype == "float32" else 2,
+        KV_ELEMENT_BYTES[config.kv_cache_dtype],
     )
 
 
