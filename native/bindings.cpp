@@ -23,6 +23,7 @@ void bind_text(nb::module_& m);
 namespace ff {
 
 void bind_attention_tests(nb::module_& m);
+void bind_machine(nb::module_& m);
 void bind_matmul_tests(nb::module_& m);
 
 namespace {
@@ -38,12 +39,15 @@ void require(bool ok, const char* what) {
 
 Isa parse_isa(const std::string& name) {
   if (name == "auto") return best_isa();
-  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+  std::string known = "auto";
+  for (Isa isa : kIsas) {
     if (name == isa_name(isa)) {
       if (!isa_available(isa)) throw std::invalid_argument("this CPU or build does not have " + name);
       return isa;
     }
-  throw std::invalid_argument("unknown instruction set " + name + "; known are auto, scalar, avx2, avx512");
+    known += std::string(", ") + isa_name(isa);
+  }
+  throw std::invalid_argument("unknown instruction set " + name + "; known are " + known);
 }
 
 KvType parse_kv_type(int type) {
@@ -260,7 +264,7 @@ NB_MODULE(_native, m) {
   m.attr("MAX_OUTLIERS") = kMaxOutliers;
   m.def("isas", [] {
     std::vector<std::string> names;
-    for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+    for (Isa isa : kIsas)
       if (isa_available(isa)) names.emplace_back(isa_name(isa));
     return names;
   });
@@ -365,5 +369,6 @@ NB_MODULE(_native, m) {
   bind_bench(m);
   bind_text(m);
   bind_attention_tests(m);
+  bind_machine(m);
   bind_matmul_tests(m);
 }

@@ -36,7 +36,7 @@ void check(bool ok, const char* what) {
 }
 
 const KernelTable& table_of(int isa) {
-  check(isa >= 0 && isa <= 2 && isa_available(Isa(isa)),
+  check(isa >= 0 && isa < kIsaCount && isa_available(Isa(isa)),
         "this CPU or build does not have that instruction set");
   return kernels(Isa(isa));
 }

@@ -6,16 +6,21 @@
 #include <thread>
 #include <vector>
 
+#include "team_size.h"
+
 namespace ff {
 
 // Every member runs the same function; between phases they meet at a barrier. Within a phase members claim
-// items from a shared counter. The caller of run() is member 0. Not reentrant: one run at a time.
+// items from a shared counter. The caller of run() is member 0. Not reentrant: one run at a time. While other
+// processes are busy on the same cores, fewer members than size() take part (team_size.h).
 class Team {
  public:
   // What a member carries through one run.
   struct Member {
     int id = 0;
     uint32_t phase = 0;
+    int present = 1;    // members of this run
+    double waited = 0;  // seconds at barriers, short waits left out
   };
   using Work = void (*)(void* argument, Member& member);
 
@@ -25,6 +30,8 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
+  // Members of the next run.
+  int present() const { return present_.now(); }
   void run(Work work, void* argument);
 
   // Ends a phase: returns when every member has called it. Writes before it are seen after it.
@@ -39,10 +46,20 @@ class Team {
     std::atomic<int> value{0};
   };
 
+  // Counts runs, and says how many members this one has.
+  struct Epoch {
+    uint32_t word;
+    int members() const { return int(word & kMemberMask); }
+  };
+  static constexpr uint32_t kMemberMask = 0x7ff, kOneRun = 0x800;  // at most 2047 members
+
   void loop(int id);
+  void work_as(Member& member);
+  Epoch park(int id);
   void dismiss();
 
   const int size_;
+  TeamSize present_;
   std::vector<std::thread> threads_;
   Work work_ = nullptr;
   void* argument_ = nullptr;
@@ -51,9 +68,12 @@ class Team {
   Counter counters_[3];
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
-  alignas(64) std::atomic<uint32_t> epoch_{0};  // counts runs
-  std::atomic<bool> leaving_{false};            // asks the threads, at the next epoch, to leave
+  alignas(64) std::atomic<uint32_t> epoch_;
+  std::atomic<bool> leaving_{false};  // asks the threads, at the next epoch, to leave
   alignas(64) std::atomic<int> asleep_{0};
+  std::atomic<uint32_t> grown_{0};  // counts the epochs that call back members who were left out
+  // Of this run: microseconds that members were off their CPUs and waited for others.
+  alignas(64) std::atomic<int64_t> away_{0}, waited_{0};
 };
 
 }  // namespace ff

@@ -1,9 +1,10 @@
 // Sixteen-lane vectors, the same interface on every instruction set.
 //
 // A kernel is written once over F (16 floats), I (16 int32) and B (64 bytes) and compiled once per
-// instruction set: isa/<name>.cpp defines FF_NS and one FF_ISA_* macro and includes the kernel headers. Every
-// function here gives the same bits on every instruction set (explicit fma, fixed reduction order), except
-// dot_bf16, whose hardware form has its own rounding.
+// instruction set: isa/<name>.cpp defines FF_NS, one FF_ISA_* macro and, for instructions beyond it, FF_BF16
+// (AVX-512 BF16 and VBMI), FF_AVXVNNI (AVX2) or FF_TILES (see kernels/tile_unit.h), and includes the kernel
+// headers. Every function here gives the same bits on every instruction set (explicit fma, fixed reduction
+// order), except dot_bf16 and store_bf16_sum, whose hardware forms have their own rounding.
 //
 // Nothing in these headers may instantiate code from the C++ standard library: an inline function compiled
 // with AVX-512 flags could be the copy that the linker keeps for everyone.
@@ -162,17 +163,6 @@ static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
   int32_t x;
   memcpy(&x, a, 4);
   return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(x))};
-}
-// acc[i] + w[2i]*a[0] + w[2i+1]*a[1]: 32 bf16 at w, a pair of bf16 broadcast.
-static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
-}
-// Stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i] + p[2i] +
-// p[2i+1].
-static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
-  const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
-  _mm512_storeu_si512(p, (__m512i)h);
-  return {_mm512_dpbf16_ps(sum.v, h, (__m512bh)_mm512_set1_epi32(0x3f803f80))};
 }
 // The even / odd elements of 32 bf16 at w as floats.
 static FF_INLINE F bf16_even(const uint16_t* w) {
@@ -341,6 +331,11 @@ template <int s>
 static FF_INLINE B or_bits45(B x, B h) {
   return {_mm256_or_si256(x.a, bits45<s>(h.a)), _mm256_or_si256(x.b, bits45<s>(h.b))};
 }
+#if defined(FF_AVXVNNI)
+static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
+  return _mm256_dpbusd_avx_epi32(acc, w, x);
+}
+#else
 // maddubs saturates at 2 * 255 * 127, so weights go in as low and high parts that cannot: exact for all
 // bytes.
 static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
@@ -350,6 +345,7 @@ static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
   acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(64)));
 }
+#endif
 static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
   int32_t x;
   memcpy(&x, a, 4);
@@ -364,10 +360,6 @@ static FF_INLINE F bf16_odd(const uint16_t* w) {
   const __m256i m = _mm256_set1_epi32(int(0xffff0000u));
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)w), m)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)(w + 16)), m))};
-}
-static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
-  acc = fma(bf16_odd(w), set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
-  return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);
 }
 static FF_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 static FF_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
@@ -461,10 +453,6 @@ static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
 }
 static FF_INLINE F bf16_even(const uint16_t* w) { F r; FF_EACH r.v[i] = bf16_to_f32(w[2 * i]); return r; }
 static FF_INLINE F bf16_odd(const uint16_t* w) { F r; FF_EACH r.v[i] = bf16_to_f32(w[2 * i + 1]); return r; }
-static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
-  acc = fma(bf16_odd(w), set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
-  return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);
-}
 static FF_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 static FF_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 static FF_INLINE float hsum(F a) {
@@ -481,6 +469,29 @@ static FF_INLINE int32_t ihsum(I a) { int32_t s = 0; FF_EACH s += a.v[i]; return
 #undef FF_EACH
 // clang-format on
 
+#endif
+
+// dot_bf16: acc[i] + w[2i]*a[0] + w[2i+1]*a[1], 32 bf16 at w, a pair of bf16 broadcast.
+// store_bf16_sum: stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i]
+// + p[2i] + p[2i+1].
+#if defined(FF_BF16)
+static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
+  return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
+}
+static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
+  const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
+  _mm512_storeu_si512(p, (__m512i)h);
+  return {_mm512_dpbf16_ps(sum.v, h, (__m512bh)_mm512_set1_epi32(0x3f803f80))};
+}
+#else
+static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
+  acc = fma(bf16_odd(w), set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
+  return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);
+}
+static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
+  store_bf16(p, low), store_bf16(p + 16, high);
+  return dot_bf16(sum, p, 0x3f803f80u);
+}
 #endif
 
 // exp(x): Cody-Waite reduction and a degree-6 polynomial (Taylor coefficients are within 2 ulp on |r| <=
@@ -502,13 +513,6 @@ static FF_INLINE F exp(F x) {
   p = shift_exponent(p, to_int(n));
   return alive == 0xffffu ? p : blend(alive, p, zero());
 }
-
-#if !defined(FF_ISA_AVX512)
-static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
-  store_bf16(p, low), store_bf16(p + 16, high);
-  return dot_bf16(sum, p, 0x3f803f80u);
-}
-#endif
 
 static FF_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 static FF_INLINE F tanh(F x) {  // 1 - 2 / (exp(2x) + 1), odd in x; NaN stays NaN

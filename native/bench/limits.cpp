@@ -17,18 +17,31 @@ const LimitKernels& limit_kernels();
 namespace avx2 {
 const LimitKernels& limit_kernels();
 }
+namespace avxvnni {
+const LimitKernels& limit_kernels();
+}
+namespace avx512vnni {
+const LimitKernels& limit_kernels();
+}
 namespace avx512 {
+const LimitKernels& limit_kernels();
+}
+namespace amx {
 const LimitKernels& limit_kernels();
 }
 #endif
 
 const LimitKernels& limit_kernels(Isa isa) {
+  switch (isa) {
 #if defined(__x86_64__)
-  if (isa == Isa::avx512) return avx512::limit_kernels();
-  if (isa == Isa::avx2) return avx2::limit_kernels();
+    case Isa::avx2: return avx2::limit_kernels();
+    case Isa::avxvnni: return avxvnni::limit_kernels();
+    case Isa::avx512vnni: return avx512vnni::limit_kernels();
+    case Isa::avx512: return avx512::limit_kernels();
+    case Isa::amx: return amx::limit_kernels();
 #endif
-  (void)isa;
-  return scalar::limit_kernels();
+    default: return scalar::limit_kernels();
+  }
 }
 
 namespace {

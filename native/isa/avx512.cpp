@@ -1,3 +1,4 @@
 #define FF_NS avx512
 #define FF_ISA_AVX512 1
+#define FF_BF16 1
 #include "isa/table.inc"

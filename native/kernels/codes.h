@@ -44,7 +44,7 @@ constexpr CodeBytes code_bytes() {
 
 // ---- Sixteen pairs: 32 numbers that are bf16 exactly, in registers
 
-#if defined(FF_ISA_AVX512)
+#if defined(FF_BF16)
 
 struct Pairs {
   __m512i v;
@@ -130,6 +130,24 @@ static FF_INLINE __m256 code_floats(__m256i x) {
   return _mm256_or_ps(_mm256_blendv_ps(_mm256_castsi256_ps(bits), small, _mm256_castsi256_ps(below)),
                       _mm256_castsi256_ps(sign));
 }
+#elif defined(FF_ISA_AVX512)
+template <Code code>
+static FF_INLINE F code_floats(__m512i x) {
+  const __m512 sign =
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24));
+  const __m512i m = _mm512_and_si512(x, _mm512_set1_epi32(0x7f));
+  const __m512 whole = _mm512_cvtepi32_ps(m);
+  if constexpr (code == Code::int8) return {_mm512_or_ps(whole, sign)};
+  constexpr bool wide = code == Code::e5m2;
+  constexpr int shift = wide ? 21 : 20, bias = wide ? 112 : 120, subnormals = wide ? 4 : 8,
+                special = wide ? 123 : 126, exponent_there = wide ? 143 : 135;
+  const __m512 small = _mm512_mul_ps(whole, _mm512_set1_ps(wide ? 0x1p-16f : 0x1p-9f));
+  __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(m, shift), _mm512_set1_epi32(bias << 23));
+  bits = _mm512_mask_add_epi32(bits, _mm512_cmpgt_epi32_mask(m, _mm512_set1_epi32(special)), bits,
+                               _mm512_set1_epi32((255 - exponent_there) << 23));
+  const __mmask16 below = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(subnormals), m);
+  return {_mm512_or_ps(_mm512_mask_blend_ps(below, _mm512_castsi512_ps(bits), small), sign)};
+}
 #endif
 
 template <Code code>
@@ -143,6 +161,11 @@ class CodeReader {
     const __m256i y = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 16)));
     return {{code_floats<code>(x), code_floats<code>(y)},
             {code_floats<code>(_mm256_srli_epi32(x, 8)), code_floats<code>(_mm256_srli_epi32(y, 8))}};
+  }
+#elif defined(FF_ISA_AVX512)
+  FF_INLINE Pairs one(const uint8_t* p) const {
+    const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return {code_floats<code>(x), code_floats<code>(_mm512_srli_epi32(x, 8))};
   }
 #else
   FF_INLINE Pairs one(const uint8_t* p) const {

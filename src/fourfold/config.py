@@ -13,7 +13,7 @@ from fourfold.errors import ConfigError
 
 ActivationDtype = Literal["int8", "bfloat16", "float32"]
 KVDtype = Literal["bfloat16", "float32", "int8", "fp8"]
-Isa = Literal["auto", "scalar", "avx2", "avx512"]
+Isa = Literal["auto", "scalar", "avx2", "avxvnni", "avx512vnni", "avx512", "amx"]
 
 
 @dataclass(frozen=True, slots=True)

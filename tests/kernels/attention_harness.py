@@ -16,7 +16,7 @@ KV_TYPES = ("bf16", "f32", "int8", "fp8")
 CODED = ("int8", "fp8")
 E4M3 = F8_E4M3.decode(np.arange(127, dtype=np.uint8), (127,))
 """The magnitudes, ascending."""
-ISAS = ("scalar", "avx2", "avx512")
+ISAS: tuple[str, ...] = _native.TEST_ISAS
 
 Floats = NDArray[np.float32]
 

@@ -52,6 +52,23 @@ int main() {
       if (run % 100 == 50) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
+  // More members than CPUs, for long enough that some are given up and taken back.
+  {
+    ff::Team team(8);
+    int fewest = team.size();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    while (std::chrono::steady_clock::now() < until) {
+      Job job{&team, 200, {}, {}};
+      job.cells.assign(kPhases, std::vector<int>(200, 0));
+      team.run(&work, &job);
+      if (job.faults) {
+        std::printf("%d of 8 threads: %d cells are wrong\n", team.present(), job.faults.load());
+        return 1;
+      }
+      fewest = team.present() < fewest ? team.present() : fewest;
+    }
+    std::printf("at times %d of 8 took part\n", fewest);
+  }
   // Teams that are made and never run, or run once.
   for (int i = 0; i < 50; i++) {
     ff::Team team(4);

@@ -54,7 +54,6 @@ SAMPLING_CASES: Mapping[str, Mapping[str, float]] = {
     "greedy, 5 logprobs": {"temperature": 0, "logprobs": 5},
 }
 SAMPLING_ROWS = 8
-ISAS = ("scalar", "avx2", "avx512")
 """In the order of the native test functions' numbers."""
 
 
@@ -213,7 +212,7 @@ class _Bench:
         """A row of logits is one thread's work, so this is the time of one thread."""
         vocab = self.program.vocab_size
         logits = np.random.default_rng(0).standard_normal((SAMPLING_ROWS, vocab), np.float32) * np.float32(3)
-        isa = ISAS.index(_native.isas()[-1] if self.config.isa == "auto" else self.config.isa)
+        isa = _native.TEST_ISAS.index(_native.isas()[-1] if self.config.isa == "auto" else self.config.isa)
         records = np.zeros(SAMPLING_ROWS, SAMPLE_DTYPE)
         records["row"] = np.arange(SAMPLING_ROWS)
         records["logprobs"] = records["mask"] = records["target"] = -1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fourfold.build.artefact import LAYOUT, WeightNames, fingerprint, load_or_build
 from fourfold.build.calibrate import calibration_tokens, find_outliers
-from fourfold.build.machine import available_memory, usable_cores
+from fourfold.build.machine import available_memory, memory_nodes, memory_spread_over, usable_cores
 from fourfold.build.packed import KV_TYPE, Outliers, PackedWeights
 from fourfold.config import EngineConfig, Environment, KVDtype
 from fourfold.engine.batch import Backend
@@ -39,6 +39,15 @@ def load_engine_backend(
 
     progress: called with (what, share done).  Raises ModelNotFoundError, LoadError, ConfigError.
     """
+    nodes = memory_nodes()
+    with memory_spread_over(nodes) as spread:
+        backend, info = _load(config, progress)
+    if spread:
+        info.description["memory"] = f"spread over the nodes {', '.join(map(str, nodes))}"
+    return backend, info
+
+
+def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple[Backend, ModelInfo]:
     from fourfold import _native
     from fourfold.backends.native import NativeBackend, NativeLimits
 

@@ -1,10 +1,19 @@
-"""What this process may use of the machine: cores, memory. Affinity and cgroup limits are respected."""
+"""What this process may use of the machine: cores, memory. Affinity and cgroup limits are respected.
+
+Threads are never bound to cores: beside another process, a bound thread waits for its core while another one
+is free. Who wants to give a part of the machine does so with taskset, a cpuset or numactl: that is followed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMORY_FILES = (
@@ -12,6 +21,8 @@ _MEMORY_FILES = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 """Of cgroup version 2 and version 1."""
+_NODES = Path("/sys/devices/system/node")
+_STATUS = Path("/proc/self/status")
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -51,3 +62,56 @@ def available_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo
             limit = int((cgroup / limit_name).read_text())
             free = min(free, max(0, limit - int((cgroup / used_name).read_text())))
     return free
+
+
+def memory_nodes(nodes: Path = _NODES, status: Path = _STATUS) -> list[int]:
+    """The memory nodes near the CPUs this process may run on and that it may allocate from, ascending."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    found = []
+    for folder in nodes.glob("node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if allowed & _numbers((folder / "cpulist").read_text()):
+                found.append(int(folder.name.removeprefix("node")))
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        line = next(x for x in status.read_text().splitlines() if x.startswith("Mems_allowed_list:"))
+        found = [node for node in found if node in _numbers(line.partition(":")[2])]
+    return sorted(found)
+
+
+def _numbers(ranges: str) -> set[int]:
+    """Of a list as the kernel writes it: "0-2,8" is 0, 1, 2, 8."""
+    numbers: set[int] = set()
+    for part in ranges.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+@contextlib.contextmanager
+def memory_spread_over(nodes: list[int]) -> Iterator[bool]:
+    """Inside, memory that this thread and those it starts touch first comes from all `nodes` in turn.
+
+    The threads started inside go on so. Yields whether it was done: not with fewer than two nodes, nor if a
+    memory policy is already set (numactl), nor where the system forbids it (containers without CAP_SYS_NICE),
+    which is logged.
+    """
+    from fourfold import _native
+
+    if len(nodes) < 2 or _native.memory_policy_is_set():
+        yield False
+        return
+    failed = _native.spread_memory(nodes)
+    if failed:
+        log.warning(
+            "memory is not spread over the nodes %s: %s. Weights may lie far from half of the threads; "
+            "numactl --interleave=all does the same from outside",
+            nodes,
+            errno.errorcode.get(failed, failed),
+        )
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _native.spread_memory([])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from fourfold.cli.values import byte_size, spelled
-from fourfold.config import EngineConfig
+from fourfold.config import EngineConfig, Isa
 from fourfold.types import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ FLOAT_DTYPES = {
 }
 KV_DTYPES = {**FLOAT_DTYPES, "int8": "int8", "fp8": "fp8", "fp8_e4m3": "fp8"}
 ACTIVATION_DTYPES = {**FLOAT_DTYPES, "int8": "int8"}
-ISAS = {"auto": None, "scalar": "scalar", "avx2": "avx2", "avx512": "avx512"}
+ISAS = {"auto": None} | {name: name for name in get_args(Isa) if name != "auto"}
 
 
 def engine_options(command: F) -> F:

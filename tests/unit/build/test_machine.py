@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from fourfold.build.machine import available_memory, usable_cores
+from fourfold import _native
+from fourfold.build.machine import available_memory, memory_nodes, memory_spread_over, usable_cores
 
 MEMINFO = "MemTotal:       16384000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"
 
@@ -101,6 +103,71 @@ def test_memory_without_meminfo_is_the_installed_memory(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path / "none") == installed
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\n")
     assert available_memory(tmp_path, tmp_path / "meminfo") == installed
+
+
+@pytest.mark.parametrize(
+    "cpulists, status, nodes",
+    [
+        (["0-3", "4-7"], "", [0, 1]),
+        (["0-3", "4-7"], "Mems_allowed_list:\t0-1\n", [0, 1]),
+        (["0-3", "4-7"], "Mems_allowed_list:\t1\n", [1]),  # a cpuset leaves the memory of one
+        (["0-1,4-5", "8-15", "2-3,6-7"], "", [0, 2]),  # no allowed CPU on node 1
+        (["0-7", ""], "", [0]),  # a node of memory only, such as CXL
+        (["0-7", "junk"], "Mems_allowed_list: junk\n", [0]),
+        ([], "", []),
+    ],
+)
+def test_memory_nodes_are_those_of_the_allowed_cpus(
+    four_cores: str, tmp_path: Path, cpulists: list[str], status: str, nodes: list[int]
+) -> None:
+    root = write(tmp_path, {f"node{n}/cpulist": f"{cpus}\n" for n, cpus in enumerate(cpulists)})
+    write(tmp_path, {"status": status})
+    assert memory_nodes(root, tmp_path / "status") == nodes
+
+
+def test_memory_nodes_of_this_machine() -> None:
+    nodes = memory_nodes()
+    assert nodes == sorted(set(nodes))
+    assert len(nodes) <= (os.cpu_count() or 1)
+
+
+def test_memory_is_left_alone_on_one_node() -> None:
+    before = _native.memory_policy_is_set()
+    with memory_spread_over([0]) as spread:
+        assert not spread
+        assert _native.memory_policy_is_set() == before
+
+
+def test_memory_is_spread_while_inside_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes asked for; this machine may have one, so the system call is told of that one."""
+    real = _native.spread_memory
+    if _native.memory_policy_is_set() or real([0]) != 0:
+        pytest.skip("a memory policy is set, or the system forbids setting one")
+    real([])
+    monkeypatch.setattr(_native, "spread_memory", lambda nodes: real(nodes[:1]))
+    with memory_spread_over([0, 1]) as spread:
+        assert spread
+        assert _native.memory_policy_is_set()
+        with memory_spread_over([0, 1]) as again:  # a policy that is there is respected
+            assert not again
+        assert _native.memory_policy_is_set()
+    assert not _native.memory_policy_is_set()
+
+
+def test_memory_that_cannot_be_spread_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_native, "memory_policy_is_set", lambda: False)
+    monkeypatch.setattr(_native, "spread_memory", lambda nodes: errno.EPERM)
+    with memory_spread_over([0, 1]) as spread:
+        assert not spread
+    assert "EPERM" in caplog.text
+
+
+def test_nodes_that_do_not_exist_are_refused() -> None:
+    assert _native.spread_memory([-1]) == errno.EINVAL
+    assert _native.spread_memory([1024]) == errno.EINVAL
+    assert not _native.memory_policy_is_set()
 
 
 def test_this_machine() -> None:

@@ -1,0 +1,4 @@
+#define FF_NS avxvnni
+#define FF_ISA_AVX2 1
+#define FF_AVXVNNI 1
+#include "bench/limit_kernels.inc"

@@ -1,0 +1,3 @@
+#define FF_NS avx512vnni
+#define FF_ISA_AVX512 1
+#include "isa/table.inc"
