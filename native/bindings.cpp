@@ -56,7 +56,8 @@ KvType parse_kv_type(int type) {
 }
 
 Matrix describe(int n, int k, int elem, int bits, int group, int zero, bool has_offset, bool wide) {
-  require(elem >= 0 && elem <= 3, "elem must be 0 (ints), 1 (f32), 2 (f16) or 3 (bf16)");
+  require(elem >= 0 && elem <= 5,
+          "elem must be 0 (ints), 1 (f32), 2 (f16), 3 (bf16), 4 (f8_e4m3) or 5 (f8_e5m2)");
   Matrix m;
   m.n = n, m.k = k, m.elem = Elem(elem), m.bits = bits, m.group = group, m.zero = zero;
   m.has_offset = has_offset, m.wide = wide;
@@ -326,6 +327,20 @@ NB_MODULE(_native, m) {
         pack_dense(d, rows.data(), out.data());
       },
       "rows"_a.noconvert(), "k"_a, "elem"_a, "out"_a.noconvert());
+
+  m.def(
+      "pack_fp8",
+      [](Array<uint8_t, 2> codes, Array<float, 2> scale, int group, int elem, Out<uint8_t, 1> out) {
+        require(elem == 4 || elem == 5, "elem must be 4 (f8_e4m3) or 5 (f8_e5m2)");
+        const Matrix d =
+            describe(int(codes.shape(0)), int(codes.shape(1)), elem, 0, group, 0, false, false);
+        require(scale.shape(0) == codes.shape(0) && int(scale.shape(1)) == d.scale_groups(),
+                "scale is [n, ceil(k / group)]");
+        require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
+        nb::gil_scoped_release release;
+        pack_fp8(d, codes.data(), scale.data(), out.data());
+      },
+      "codes"_a.noconvert(), "scale"_a.noconvert(), "group"_a, "elem"_a, "out"_a.noconvert());
 
   using View = Builder::View;
   using Norm = Builder::Norm;

@@ -14,7 +14,7 @@ int Runtime::rows_of(int32_t slot, const Walk& w) const {
 Compute Runtime::compute_of(const Matrix& m) const {
   if (spec_.exact) return Compute::f32;
   if (m.elem == Elem::ints) return Compute::int8;
-  return m.elem == Elem::bf16 ? Compute::bf16 : Compute::f32;
+  return m.elem == Elem::bf16 || is_fp8(m.elem) ? Compute::bf16 : Compute::f32;
 }
 
 NormArgs Runtime::norm_args(const NormRef& n) const {

@@ -8,7 +8,9 @@ namespace ff {
 
 constexpr int kTile = 16;  // output columns per tile
 
-enum class Elem : int32_t { ints = 0, f32 = 1, f16 = 2, bf16 = 3 };
+enum class Elem : int32_t { ints = 0, f32 = 1, f16 = 2, bf16 = 3, f8_e4m3 = 4, f8_e5m2 = 5 };
+
+constexpr bool is_fp8(Elem elem) { return elem == Elem::f8_e4m3 || elem == Elem::f8_e5m2; }
 
 // A matrix [n, k] (out features, in features); data is not owned. Columns n .. 16 * tiles() - 1 are zero.
 //
@@ -21,6 +23,8 @@ enum class Elem : int32_t { ints = 0, f32 = 1, f16 = 2, bf16 = 3 };
 //     6 bits  the 4-bit part, then s / 4 x 64 bytes: bits 2i, 2i+1 of a byte are bits 4, 5 of step
 //             4 * block + i
 // f32, f16: a tile is [k][16].  bf16: a tile is [(k + 1) / 2][16][2].
+// f8_e4m3, f8_e5m2 (codes.h): w = scale * code per group of `group` consecutive k of one column, the last of
+//   them perhaps shorter. A group is [k in group / 2][16][2] codes and 16 scales in fp32.
 struct Matrix {
   const uint8_t* data = nullptr;
   int32_t n = 0, k = 0;
@@ -38,12 +42,15 @@ struct Matrix {
       default: return steps * 64;
     }
   }
+  int scale_groups() const { return (k + group - 1) / group; }  // of fp8
   size_t group_bytes() const { return ints_bytes() + size_t(kTile) * (wide ? 4 : 2) * (has_offset ? 2 : 1); }
   size_t tile_bytes() const {
     switch (elem) {
       case Elem::ints: return size_t(k / group) * group_bytes();
       case Elem::f32: return size_t(k) * kTile * 4;
       case Elem::f16: return size_t(k) * kTile * 2;
+      case Elem::f8_e4m3:
+      case Elem::f8_e5m2: return size_t(k) * kTile + size_t(scale_groups()) * kTile * 4;
       default: return size_t((k + 1) / 2) * kTile * 4;
     }
   }

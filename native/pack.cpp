@@ -112,6 +112,11 @@ void extract_columns(const Matrix& m, const int32_t* columns, int count, uint16_
 
 const char* Matrix::fault() const {
   if (n < 1 || k < 1) return "a matrix needs at least one row and one column";
+  if (is_fp8(elem)) {
+    if (k % 4) return "k of an fp8 matrix must be a multiple of 4";
+    if (group < 4 || group % 4) return "group of an fp8 matrix must be a multiple of 4";
+    return nullptr;
+  }
   if (elem != Elem::ints) return nullptr;
   if (bits != 4 && bits != 5 && bits != 6 && bits != 8) return "bits must be 4, 5, 6 or 8";
   if (group != 16 && group != 32) return "group must be 16 or 32";
@@ -159,6 +164,25 @@ void pack_dense(const Matrix& m, const void* rows, uint8_t* out) {
         const size_t at = pairs ? size_t(i / 2) * 32 + size_t(c) * 2 + (i & 1) : size_t(i) * kTile + c;
         std::memcpy(out + at * size, row + size_t(i) * size, size);
       }
+    }
+  }
+}
+
+void pack_fp8(const Matrix& m, const uint8_t* codes, const float* scale, uint8_t* out) {
+  const int groups = m.scale_groups();
+  std::memset(out, 0, m.bytes());
+  for (int t = 0; t < m.tiles(); t++) {
+    const int columns = std::min(kTile, m.n - t * kTile);
+    for (int g = 0; g < groups; g++) {
+      const int k0 = g * m.group, length = std::min(m.group, m.k - k0);
+      for (int c = 0; c < columns; c++) {
+        const uint8_t* row = codes + size_t(t * kTile + c) * m.k + k0;
+        for (int i = 0; i < length; i += 2) std::memcpy(out + size_t(i) * kTile + 2 * c, row + i, 2);
+      }
+      out += size_t(length) * kTile;
+      for (int c = 0; c < columns; c++)
+        std::memcpy(out + 4 * c, scale + size_t(t * kTile + c) * groups + g, 4);
+      out += kTile * 4;
     }
   }
 }

@@ -10,7 +10,7 @@ constexpr int kMaxOutliers = 16;  // columns of an input that are kept out of it
 
 enum class Act : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
 
-// What a matmul computes with: int8 on integer weights, bf16 pairs on bf16 weights, or fp32 on any.
+// What a matmul computes with: int8 on integer weights, bf16 pairs on bf16 and fp8 weights, or fp32 on any.
 enum class Compute : int32_t { int8 = 0, bf16 = 1, f32 = 2 };
 
 struct NormArgs {  // weight null: no norm. bias null: none.

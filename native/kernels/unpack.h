@@ -1,6 +1,7 @@
 // Packed tiles back to bytes or floats. The layout is stated in matrix.h.
 #pragma once
 
+#include "kernels/codes.h"
 #include "matrix.h"
 #include "vec.h"
 
@@ -69,6 +70,20 @@ static void decode_ints(const Matrix& m, const uint8_t* p, float* out, size_t st
   }
 }
 
+template <Code code>
+static void decode_fp8(const Matrix& m, const uint8_t* tile, int k0, int n, float* out, size_t stride) {
+  const CodeReader<code> reader;
+  for (int k = k0; k < k0 + n; k += 2) {
+    const int group = k / m.group, begin = group * m.group;
+    const int length = m.k - begin < m.group ? m.k - begin : m.group;
+    const uint8_t* p = tile + size_t(begin) * kTile + size_t(group) * kTile * 4;
+    const F scale = load(reinterpret_cast<const float*>(p + size_t(length) * kTile));
+    const Pairs w = reader.one(p + size_t(k - begin) * kTile);
+    store(out + size_t(k - k0) * stride, mul(even(w), scale));
+    store(out + size_t(k - k0 + 1) * stride, mul(odd(w), scale));
+  }
+}
+
 // k0 .. k0 + n - 1 of a tile as fp32, row i of sixteen columns at out + i * stride. k0 is a multiple of 64,
 // n at most 64.
 static void decode_tile(const Matrix& m, int tile, int k0, int n, float* out, size_t stride) {
@@ -88,6 +103,8 @@ static void decode_tile(const Matrix& m, int tile, int k0, int n, float* out, si
         store(out + size_t(i) * stride, i & 1 ? bf16_odd(w) : bf16_even(w));
       }
       return;
+    case Elem::f8_e4m3: return decode_fp8<Code::e4m3>(m, p, k0, n, out, stride);
+    case Elem::f8_e5m2: return decode_fp8<Code::e5m2>(m, p, k0, n, out, stride);
     case Elem::ints:
       for (int i = 0; i < n; i += m.group) {
         const uint8_t* group = p + size_t((k0 + i) / m.group) * m.group_bytes();

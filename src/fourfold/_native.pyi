@@ -26,17 +26,8 @@ ACTIVATION_GROUP: int
 MAX_OUTLIERS: int
 """Columns of an op's input that can be kept out of its int8 groups."""
 
-TEST_ISAS: tuple[str, ...]
-"""Every instruction set by the number that the functions named test_... take."""
-
 def isas() -> list[str]:
     """Instruction sets of this build that this CPU has, worst first."""
-
-def spread_memory(nodes: list[int]) -> int:
-    """Interleaves memory that this thread and those it starts touch first; [] ends it. 0 or an errno."""
-
-def memory_policy_is_set() -> bool:
-    """Whether this thread has a NUMA policy other than the default."""
 
 def kv_block_bytes(kv_type: int, kv_heads: int, head_dim: int) -> int:
     """Bytes of one layer's KV block (native/attention.h: KvLayer)."""
@@ -60,6 +51,9 @@ def pack_ints(
 
 def pack_dense(rows: _U8, k: int, elem: int, out: _U8) -> None:
     """rows: the bytes of [n, k] elements -> out [packed_bytes]."""
+
+def pack_fp8(codes: _U8, scale: _F32, group: int, elem: int, out: _U8) -> None:
+    """codes [n, k], scale [n, ceil(k / group)] -> out [packed_bytes]."""
 
 def extract_columns(
     packed: _U8,
@@ -273,16 +267,6 @@ def test_sampling(
 
 def test_uniform(seed: int, counter: int) -> float:
     """The number in [0, 1) that a draw uses."""
-
-class TestTeamSize:
-    """How many members of a team take part (native/team_size.h)."""
-
-    def __init__(self, most: int) -> None: ...
-    def ran(self, begin: float, end: float, away: float, waited: float) -> None:
-        """A run: seconds on any clock; seconds off the CPU and at barriers, summed over the members."""
-
-    @property
-    def now(self) -> int: ...
 
 class LimitBench:
     """What `threads` threads can do at most with an instruction set; the buffer they read is held."""

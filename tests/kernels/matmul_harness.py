@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold import _native
+from fourfold.quant.floats import F8_E4M3, F8_E5M2
 
-ISAS: tuple[str, ...] = _native.TEST_ISAS
-ELEM = {"ints": 0, "f32": 1, "f16": 2, "bf16": 3}
+ISAS = ("scalar", "avx2", "avx512")
+ELEM = {"ints": 0, "f32": 1, "f16": 2, "bf16": 3, "f8_e4m3": 4, "f8_e5m2": 5}
 COMPUTE = {"int8": 0, "bf16": 1, "f32": 2}
 ACT = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
 GROUP: int = _native.ACTIVATION_GROUP
@@ -21,11 +22,6 @@ Doubles = NDArray[np.float64]
 
 def available_isas() -> list[int]:
     return [ISAS.index(name) for name in _native.isas()]
-
-
-def matmul_isas() -> list[int]:
-    """Those of this CPU, and amx with its tile unit written out in C++."""
-    return [*available_isas(), ISAS.index("amx_emulated")]
 
 
 def bf16_bits(x: Floats) -> NDArray[np.uint16]:
@@ -54,6 +50,11 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return bits.view(np.float64).astype(np.float32)
 
 
+FP8_FORMATS = {"f8_e4m3": F8_E4M3, "f8_e5m2": F8_E5M2}
+WHOLE_ROW = 1 << 20
+"""A group that no row is longer than."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """How the weights of a matrix are held. zero and offset are those of native/matrix.h."""
@@ -66,6 +67,8 @@ class Kind:
     wide: bool = False
 
     def __str__(self) -> str:
+        if self.elem in FP8_FORMATS:
+            return f"{self.elem}-g{self.group}" if self.group < WHOLE_ROW else self.elem
         if self.elem != "ints":
             return self.elem
         shift = "offset" if self.offset else f"zero{self.zero}"
@@ -80,11 +83,17 @@ INTS = [
     for wide in (False, True)
 ]
 DENSE = [Kind("f32"), Kind("f16"), Kind("bf16")]
+FP8 = [
+    Kind("f8_e4m3", group=WHOLE_ROW),
+    Kind("f8_e4m3", group=128),
+    Kind("f8_e5m2", group=WHOLE_ROW),
+    Kind("f8_e5m2", group=64),
+]
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed matrix [n, k]; w: what it decodes to. q, scale, offset: what an integer one is made of."""
+    """A packed matrix [n, k]; w: what it decodes to. q, scale, offset: what integers and fp8 are made of."""
 
     kind: Kind
     n: int
@@ -107,8 +116,24 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return memory[start : start + size]
 
 
+def random_fp8(kind: Kind, n: int, k: int, rng: np.random.Generator) -> Packed:
+    """Every finite code, and scales that bring the largest to the size of one."""
+    codes = rng.integers(0, 256, (n, k)).astype(np.uint8)
+    finite = 0x7E if kind.elem == "f8_e4m3" else 0x7B
+    codes = np.where(codes & 0x7F > finite, codes & 0x80, codes).astype(np.uint8)
+    top = float(FP8_FORMATS[kind.elem].decode(np.array([finite], np.uint8), (1,))[0])
+    scale = (np.exp(rng.standard_normal((n, -(-k // kind.group)))) / top).astype(np.float32)
+    data = aligned(_native.packed_bytes(n, k, ELEM[kind.elem], group=kind.group))
+    _native.pack_fp8(codes, scale, kind.group, ELEM[kind.elem], data)
+    values = FP8_FORMATS[kind.elem].decode(codes.reshape(-1), (n, k))
+    w = values * np.repeat(scale, min(kind.group, k), 1)[:, :k]
+    return Packed(kind, n, k, data, w, codes, scale)
+
+
 def random_matrix(kind: Kind, n: int, k: int, seed: int = 0) -> Packed:
     rng = np.random.default_rng(seed)
+    if kind.elem in FP8_FORMATS:
+        return random_fp8(kind, n, k, rng)
     if kind.elem != "ints":
         w = rng.standard_normal((n, k)).astype(np.float32)
         rows: NDArray[np.uint8]
@@ -265,26 +290,29 @@ def emulate_f32(x: Floats, m: Packed) -> Floats:
     return y
 
 
-def emulate_bf16(x: Floats, m: Packed, start: int = 0, y: Floats | None = None) -> Floats:
-    """Pairs of k from `start` on top of y, the odd one first (as vdpbf16ps); two roundings per pair."""
-    a, w = from_bf16(bf16_bits(x)), m.w
-    if m.k % 2:
-        a, w = np.pad(a, ((0, 0), (0, 1))), np.pad(w, ((0, 0), (0, 1)))
-    if y is None:
-        y = np.zeros((len(x), m.n), np.float32)
-    for k in range(start, a.shape[1], 2):
-        y = fma(a[:, k + 1, None], w[None, :, k + 1], y)
-        y = fma(a[:, k, None], w[None, :, k], y)
+def emulate_fp8(x: Floats, m: Packed) -> Floats:
+    """The order stated at the head of native/kernels/matmul_fp8.h; within a group as emulate_bf16."""
+    assert m.q is not None
+    assert m.scale is not None
+    a = from_bf16(bf16_bits(x))
+    w = FP8_FORMATS[m.kind.elem].decode(m.q.reshape(-1), m.q.shape)
+    y = np.zeros((len(x), m.n), np.float32)
+    for start in range(0, m.k, m.kind.group):
+        part = np.zeros_like(y)
+        for k in range(start, min(start + m.kind.group, m.k), 2):
+            part = fma(a[:, k + 1, None], w[None, :, k + 1], part)
+            part = fma(a[:, k, None], w[None, :, k], part)
+        y = fma(part, m.scale[:, start // m.kind.group][None], y)
     return y
 
 
-def emulate_bf16_tiles(x: Floats, m: Packed) -> Floats:
-    """The order stated at the head of native/kernels/matmul_tiles.h: TDPBF16PS over 32 k at a time."""
-    a, y = from_bf16(bf16_bits(x)), np.zeros((len(x), m.n), np.float32)
-    whole = m.k // 32 * 32
-    for start in range(0, whole, 32):
-        sums = np.zeros((2, len(x), m.n), np.float32)
-        for k in range(start, start + 32):
-            sums[k % 2] = fma(a[:, k, None], m.w[None, :, k], sums[k % 2])
-        y = y + (sums[0] + sums[1])
-    return emulate_bf16(x, m, whole, y)
+def emulate_bf16(x: Floats, m: Packed) -> Floats:
+    """Pairs of k, the odd one first (as vdpbf16ps); two roundings per pair."""
+    a, w = from_bf16(bf16_bits(x)), m.w
+    if m.k % 2:
+        a, w = np.pad(a, ((0, 0), (0, 1))), np.pad(w, ((0, 0), (0, 1)))
+    y = np.zeros((len(x), m.n), np.float32)
+    for k in range(0, a.shape[1], 2):
+        y = fma(a[:, k + 1, None], w[None, :, k + 1], y)
+        y = fma(a[:, k, None], w[None, :, k], y)
+    return y

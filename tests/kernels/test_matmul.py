@@ -13,6 +13,7 @@ from matmul_harness import (
     DENSE,
     ELEM,
     EPS,
+    FP8,
     GROUP,
     INTS,
     ISAS,
@@ -26,13 +27,12 @@ from matmul_harness import (
     bf16_bits,
     columns_of,
     emulate_bf16,
-    emulate_bf16_tiles,
     emulate_f32,
+    emulate_fp8,
     emulate_int8,
     fma,
     from_bf16,
     matmul,
-    matmul_isas,
     norm_rows,
     quantize,
     random_matrix,
@@ -40,7 +40,7 @@ from matmul_harness import (
 
 from fourfold import _native
 
-every_isa = pytest.mark.parametrize("isa", matmul_isas(), ids=[ISAS[i] for i in matmul_isas()])
+every_isa = pytest.mark.parametrize("isa", available_isas(), ids=[ISAS[i] for i in available_isas()])
 BLOCKS = [(4, 96), (1, 1), (3, 5), (2, 4), (4, 3)]
 ULP = 2.0**-24
 
@@ -52,6 +52,8 @@ def shapes(kind: Kind) -> list[tuple[int, int, int]]:
         found += [(3, 16, 16), (6, 40, 48), (8, 129, 272)]
     if kind.elem != "ints":
         found += [(3, 20, 1000), (7, 35, 1), (9, 50, 77)]
+    if kind in FP8:
+        found = [(m, n, -(-k // 4) * 4) for m, n, k in found]
     return found
 
 
@@ -100,7 +102,7 @@ def test_int8_path_is_the_documented_order_bit_for_bit(kind: Kind, isa: int) -> 
 
 
 @every_isa
-@pytest.mark.parametrize("kind", [*INTS, *DENSE], ids=str)
+@pytest.mark.parametrize("kind", [*INTS, *DENSE, *FP8], ids=str)
 def test_f32_path_is_an_fma_over_ascending_k_bit_for_bit(kind: Kind, isa: int) -> None:
     for (m, x), want in zip(cases(kind), f32_expected(kind), strict=True):
         for tiles, rows in BLOCKS:
@@ -137,7 +139,7 @@ def test_extracted_columns_are_the_decoded_ones_in_fp16(kind: Kind) -> None:
 
 @every_isa
 def test_bf16_path(isa: int) -> None:
-    """Within k ulp of Σ|w x|; bit for bit, except by the instructions that take denormals as zero."""
+    """Scalar and AVX2 bit for bit; the AVX-512 instruction has its own rounding: within k ulp of Σ|w x|."""
     kind = Kind("bf16")
     for m, x in cases(kind):
         outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
@@ -146,9 +148,23 @@ def test_bf16_path(isa: int) -> None:
         rounded = from_bf16(bf16_bits(x)).astype(np.float64)
         exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
         assert (np.abs(outs[0] - exact) <= (m.k + 2) * ULP * size).all()
-        if ISAS[isa] not in ("avx512", "amx"):
-            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_bf16
-            np.testing.assert_array_equal(outs[0], want(x, m))
+        if ISAS[isa] != "avx512":
+            np.testing.assert_array_equal(outs[0], emulate_bf16(x, m))
+
+
+@every_isa
+@pytest.mark.parametrize("kind", FP8, ids=str)
+def test_fp8_path(kind: Kind, isa: int) -> None:
+    """As the bf16 path: codes are bf16 exactly, scales are applied to the sums of their groups in fp32."""
+    for m, x in cases(kind):
+        outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
+        for out in outs[1:]:
+            np.testing.assert_array_equal(out, outs[0])
+        rounded = from_bf16(bf16_bits(x)).astype(np.float64)
+        exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
+        assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
+        if ISAS[isa] != "avx512":
+            np.testing.assert_array_equal(outs[0], emulate_fp8(x, m))
 
 
 @pytest.mark.parametrize("kind", INTS, ids=str)
@@ -169,7 +185,7 @@ def test_int8_error_is_at_most_half_a_step_of_each_activation(kind: Kind) -> Non
 
 
 @every_isa
-@pytest.mark.parametrize("kind", [*INTS[:4], INTS[-1], *DENSE], ids=str)
+@pytest.mark.parametrize("kind", [*INTS[:4], INTS[-1], *DENSE, *FP8], ids=str)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_row_has_the_same_bits_alone_and_in_any_block_of_any_batch(
@@ -178,7 +194,11 @@ def test_a_row_has_the_same_bits_alone_and_in_any_block_of_any_batch(
     m = random_matrix(kind, data.draw(st.integers(1, 90)), 96)
     count = data.draw(st.integers(1, 97))
     x = rows_of(count, 96)
-    computes = ["f32"] + (["int8"] if kind.elem == "ints" else []) + (["bf16"] if kind.elem == "bf16" else [])
+    computes = (
+        ["f32"]
+        + (["int8"] if kind.elem == "ints" else [])
+        + (["bf16"] if kind.elem == "bf16" or kind in FP8 else [])
+    )
     for compute in computes:
         tiles, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 96))
         together = matmul(isa, x, m, compute, tiles=tiles, rows=rows)
@@ -240,7 +260,7 @@ def test_gate(compute: str, act: str, isa: int) -> None:
 
 
 @every_isa
-@pytest.mark.parametrize("kind", [*INTS, *DENSE], ids=str)
+@pytest.mark.parametrize("kind", [*INTS, *DENSE, *FP8], ids=str)
 def test_embedding_rows_are_the_decoded_rows_bit_for_bit(kind: Kind, isa: int) -> None:
     m = random_matrix(kind, 50, 144 if kind.group == 16 else 160)
     ids = np.array([0, 49, 17, 17, 48, 15, 16], np.int32)
@@ -314,7 +334,10 @@ def test_zero_and_constant_rows(isa: int) -> None:
         (4, 48, 0, 4, 32, 8, False, "multiple of the group"),
         (4, 32, 0, 4, 32, 256, False, "zero must be between"),
         (4, 32, 0, 4, 32, 8, True, "not both"),
-        (4, 32, 4, 0, 0, 0, False, "elem must be"),
+        (4, 32, 6, 0, 0, 0, False, "elem must be"),
+        (4, 30, 4, 0, 32, 0, False, "k of an fp8 matrix must be a multiple of 4"),
+        (4, 32, 4, 0, 0, 0, False, "group of an fp8 matrix must be a multiple of 4"),
+        (4, 32, 5, 0, 6, 0, False, "group of an fp8 matrix must be a multiple of 4"),
         (4, 32, -1, 0, 0, 0, False, "elem must be"),
     ],
 )
