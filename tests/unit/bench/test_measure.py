@@ -64,13 +64,12 @@ def test_thread_counts() -> None:
 @pytest.mark.parametrize("isa", _native.isas())
 def test_limits(isa: str) -> None:
     limits = measure_limits([1, 2], 2, isa=isa, buffer_bytes=8 << 20, peak_seconds=0.002)
-    for threads in (1, 2):
-        for kind in ("read", "fp32"):
-            assert (limits.median(kind, threads) or 0) > 1e7  # type: ignore[arg-type]
-        # int8 multiply-adds do four or eight times what fp32 ones do; noise does not hide that.
-        int8, fp32 = limits.median("int8", threads), limits.median("fp32", threads)
-        assert (int8 is None) == (isa == "scalar")
-        assert int8 is None or (fp32 is not None and int8 > fp32)
+    kinds = {"read", "fp32"} | ({"int8"} if isa != "scalar" else set())
+    kinds |= {"bf16"} if isa == "avx512" else set()
+    measured = [(each.kind, each.threads) for each in limits.measured]
+    assert sorted(measured) == sorted((kind, threads) for kind in kinds for threads in (1, 2))
+    # How fast exactly, a busy machine does not tell.
+    assert all(1e6 < each.runs.median < 1e13 for each in limits.measured)
     assert limits.median("read", 3) is None
     assert {len(each.runs.values) for each in limits.measured} == {2}
 
