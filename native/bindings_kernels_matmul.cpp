@@ -35,7 +35,7 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
             std::optional<Floats1> bias, std::optional<Floats2> residual, std::optional<Floats2> gate,
             int act, std::optional<Ints1> outliers, std::optional<Halves1> outlier_columns, int tiles,
             int rows, Out2 out) {
-  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)),
+  require(isa >= 0 && isa < kIsaCount && isa_available(Isa(isa)),
           "this CPU or build does not have that instruction set");
   const KernelTable& table = kernels(Isa(isa));
   const int m = int(x.shape(0)), k = int(x.shape(1));
@@ -114,7 +114,7 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
 
 void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, int zero, bool has_offset,
            bool wide, nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> ids, Out2 out) {
-  require(isa >= 0 && isa <= 2 && isa_available(Isa(isa)),
+  require(isa >= 0 && isa < kIsaCount && isa_available(Isa(isa)),
           "this CPU or build does not have that instruction set");
   Matrix w;
   w.n = n, w.k = k, w.elem = Elem(elem), w.bits = bits, w.group = group, w.zero = zero,
@@ -132,6 +132,9 @@ void embed(int isa, Bytes1 packed, int n, int k, int elem, int bits, int group, 
 
 void bind_matmul_tests(nb::module_& m) {
   using namespace nb::literals;
+  nb::list names;
+  for (int i = 0; i < kIsaCount; i++) names.append(isa_name(Isa(i)));
+  m.attr("TEST_ISAS") = nb::tuple(names);
   m.def("test_matmul", &matmul, "isa"_a, "x"_a.noconvert(), "packed"_a.noconvert(), "n"_a, "elem"_a, "bits"_a,
         "group"_a, "zero"_a, "has_offset"_a, "wide"_a, "compute"_a, "norm_weight"_a.none().noconvert(),
         "eps"_a, "bias"_a.none().noconvert(), "residual"_a.none().noconvert(), "gate"_a.none().noconvert(),

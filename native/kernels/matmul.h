@@ -14,7 +14,7 @@
 
 namespace ff::FF_NS {
 
-#if defined(FF_ISA_AVX512)
+#if defined(FF_ISA_AVX512) || defined(FF_TILES)
 constexpr int kRegRows = 3, kRegTiles = 4;  // 12 int + 12 float accumulators + 4 weights of 32 registers
 #else
 constexpr int kRegRows = 2, kRegTiles = 1;
@@ -233,6 +233,14 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
       finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
+}  // namespace ff::FF_NS
+
+#if defined(FF_TILES)
+#include "kernels/matmul_tiles.h"
+#endif
+
+namespace ff::FF_NS {
+
 template <int GROUP, bool OFFSET, int TILES>
 static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
                           int row1) {
@@ -261,6 +269,9 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
       for (int c = 0; c < tiles; c++)
         store(panel.column + (size_t(i) * kRegTiles + c) * 16,
               load_f16(a.outlier_columns + (size_t(t + c) * a.outlier_count + i) * kTile));
+#if defined(FF_TILES)
+    tile_panel<Tiles, GROUP, OFFSET>(a, panel, tiles, t, t - tile0, row0, row1);
+#else
     if (tiles == kRegTiles) {
       panel_columns<GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
     } else {  // the last tiles of a matrix
@@ -269,6 +280,7 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
         panel_columns<GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
       }
     }
+#endif
   }
 }
 
@@ -379,7 +391,11 @@ static void matmul_block(const MatmulArgs& a, int tile0, int tile1, int row0, in
   if (a.compute == Compute::f32) return f32_block(a, tile0, tile1, row0, row1, scratch);
   if (a.compute == Compute::bf16) {
     if (is_fp8(a.w->elem)) return fp8_block(a, tile0, tile1, row0, row1);
+#if defined(FF_TILES)
+    return bf16_tiles<Tiles>(a, tile0, tile1, row0, row1);
+#else
     return bf16_block(a, tile0, tile1, row0, row1);
+#endif
   }
   switch (a.w->bits) {
     case 4: return int8_bits<4>(a, tile0, tile1, row0, row1, scratch);

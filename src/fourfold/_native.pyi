@@ -26,8 +26,17 @@ ACTIVATION_GROUP: int
 MAX_OUTLIERS: int
 """Columns of an op's input that can be kept out of its int8 groups."""
 
+TEST_ISAS: tuple[str, ...]
+"""Every instruction set by the number that the functions named test_... take."""
+
 def isas() -> list[str]:
     """Instruction sets of this build that this CPU has, worst first."""
+
+def spread_memory(nodes: list[int]) -> int:
+    """Interleaves memory that this thread and those it starts touch first; [] ends it. 0 or an errno."""
+
+def memory_policy_is_set() -> bool:
+    """Whether this thread has a NUMA policy other than the default."""
 
 def kv_block_bytes(kv_type: int, kv_heads: int, head_dim: int) -> int:
     """Bytes of one layer's KV block (native/attention.h: KvLayer)."""
@@ -267,6 +276,16 @@ def test_sampling(
 
 def test_uniform(seed: int, counter: int) -> float:
     """The number in [0, 1) that a draw uses."""
+
+class TestTeamSize:
+    """How many members of a team take part (native/team_size.h)."""
+
+    def __init__(self, most: int) -> None: ...
+    def ran(self, begin: float, end: float, away: float, waited: float) -> None:
+        """A run: seconds on any clock; seconds off the CPU and at barriers, summed over the members."""
+
+    @property
+    def now(self) -> int: ...
 
 class LimitBench:
     """What `threads` threads can do at most with an instruction set; the buffer they read is held."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fourfold import _native
 from fourfold.quant.floats import F8_E4M3, F8_E5M2
 
-ISAS = ("scalar", "avx2", "avx512")
+ISAS: tuple[str, ...] = _native.TEST_ISAS
 ELEM = {"ints": 0, "f32": 1, "f16": 2, "bf16": 3, "f8_e4m3": 4, "f8_e5m2": 5}
 COMPUTE = {"int8": 0, "bf16": 1, "f32": 2}
 ACT = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
@@ -22,6 +22,11 @@ Doubles = NDArray[np.float64]
 
 def available_isas() -> list[int]:
     return [ISAS.index(name) for name in _native.isas()]
+
+
+def matmul_isas() -> list[int]:
+    """Those of this CPU, and amx with its tile unit written out in C++."""
+    return [*available_isas(), ISAS.index("amx_emulated")]
 
 
 def bf16_bits(x: Floats) -> NDArray[np.uint16]:
@@ -306,13 +311,26 @@ def emulate_fp8(x: Floats, m: Packed) -> Floats:
     return y
 
 
-def emulate_bf16(x: Floats, m: Packed) -> Floats:
-    """Pairs of k, the odd one first (as vdpbf16ps); two roundings per pair."""
+def emulate_bf16(x: Floats, m: Packed, start: int = 0, y: Floats | None = None) -> Floats:
+    """Pairs of k from `start` on top of y, the odd one first (as vdpbf16ps); two roundings per pair."""
     a, w = from_bf16(bf16_bits(x)), m.w
     if m.k % 2:
         a, w = np.pad(a, ((0, 0), (0, 1))), np.pad(w, ((0, 0), (0, 1)))
-    y = np.zeros((len(x), m.n), np.float32)
-    for k in range(0, a.shape[1], 2):
+    if y is None:
+        y = np.zeros((len(x), m.n), np.float32)
+    for k in range(start, a.shape[1], 2):
         y = fma(a[:, k + 1, None], w[None, :, k + 1], y)
         y = fma(a[:, k, None], w[None, :, k], y)
     return y
+
+
+def emulate_bf16_tiles(x: Floats, m: Packed) -> Floats:
+    """The order stated at the head of native/kernels/matmul_tiles.h: TDPBF16PS over 32 k at a time."""
+    a, y = from_bf16(bf16_bits(x)), np.zeros((len(x), m.n), np.float32)
+    whole = m.k // 32 * 32
+    for start in range(0, whole, 32):
+        sums = np.zeros((2, len(x), m.n), np.float32)
+        for k in range(start, start + 32):
+            sums[k % 2] = fma(a[:, k, None], m.w[None, :, k], sums[k % 2])
+        y = y + (sums[0] + sums[1])
+    return emulate_bf16(x, m, whole, y)
