@@ -18,7 +18,7 @@ void bind_bench(nb::module_& m) {
         : kernels(limit_kernels(parse(isa))), bench(checked(parse(isa), threads, bytes)) {}
 
     static Isa parse(const std::string& name) {
-      for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avx512})
+      for (Isa isa : kIsas)
         if (name == isa_name(isa) && isa_available(isa)) return isa;
       throw std::invalid_argument("this CPU or build does not have the instruction set " + name);
     }

@@ -65,7 +65,7 @@ def test_thread_counts() -> None:
 def test_limits(isa: str) -> None:
     limits = measure_limits([1, 2], 2, isa=isa, buffer_bytes=8 << 20, peak_seconds=0.002)
     kinds = {"read", "fp32"} | ({"int8"} if isa != "scalar" else set())
-    kinds |= {"bf16"} if isa == "avx512" else set()
+    kinds |= {"bf16"} if isa in ("avx512", "amx") else set()
     measured = [(each.kind, each.threads) for each in limits.measured]
     assert sorted(measured) == sorted((kind, threads) for kind in kinds for threads in (1, 2))
     # How fast exactly, a busy machine does not tell.
