@@ -44,9 +44,10 @@ class References:
         Raises KeyError if that is nothing in this document.
         """
         base = self._bases.get(id_of(holder), BASE)
-        url, fragment = urldefrag(urljoin(base, ref) if ref else base)
         if ref.startswith("#"):
-            url = base
+            url, fragment = base, ref[1:]
+        else:
+            url, fragment = urldefrag(urljoin(base, ref) if ref else base)
         document = self._documents.get(url)
         if document is None:
             raise KeyError(ref)

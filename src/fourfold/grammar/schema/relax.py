@@ -6,7 +6,7 @@ notes the finished value is validated as well.
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,8 @@ _NEVER = (
 """Keywords that the grammar compiler does not have."""
 _RIDERS = {"if": ("then", "else"), "contains": ("minContains", "maxContains")}
 """Keywords that mean nothing without another."""
+_BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "x-guidance"))
+"""A schema whose text has none of these is as it is what the compiler says it is."""
 _ANNOTATIONS = (
     "$anchor", "$comment", "$dynamicAnchor", "contentEncoding", "contentMediaType", "contentSchema",
     "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly", "x-guidance",
@@ -43,6 +45,9 @@ class Relaxed:
 def relax(schema: Any, compile: Compile) -> Relaxed:
     """Raises InvalidRequestError if not even the last resort compiles."""
     if not isinstance(schema, dict):
+        return Relaxed(schema)
+    text = json.dumps(schema)
+    if not any(word in text for word in _BEYOND) and not compile(schema):
         return Relaxed(schema)
     exact = rewrite(schema)
     message = ""
@@ -74,7 +79,7 @@ class _Relaxer:
         self._patterns: dict[str, bool] = {}
 
     def run(self, schema: dict[str, Any]) -> Relaxed:
-        relaxed = self._relax((), copy.deepcopy(schema))
+        relaxed = self._relax((), json.loads(json.dumps(schema)))
         return Relaxed(relaxed, self._notes)
 
     def _relax(self, path: Path, node: Any) -> Any:
