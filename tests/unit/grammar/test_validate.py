@@ -160,7 +160,7 @@ def test_spans(value: Any, indent: int | None) -> None:
         assert equal(json.loads(text[start:end]), item)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(SCHEMAS, VALUES, st.sampled_from([None, 1]))
 def test_a_beginning_is_refused_only_if_every_end_is(schema: Any, value: Any, indent: int | None) -> None:
     """A valid value is never refused at any place in its text."""

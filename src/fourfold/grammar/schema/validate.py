@@ -253,7 +253,7 @@ class _Run:
             seen = set()
             for index, item in enumerate(value):
                 key = _key(item)
-                if key in seen:
+                if key in seen and (*path, index) not in self._unfinished:
                     return Violation((*path, index), "is there twice in an array of unique items")
                 seen.add(key)
         return None
