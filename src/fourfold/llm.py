@@ -25,7 +25,15 @@ from fourfold.progress import Progress, ReportedProgress, silent
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import Delta, OutputProcessor, TokenInfo
 from fourfold.text.tokenizer import Tokenizer, load_tokenizer
-from fourfold.types import EngineEvent, EngineRequest, FinishReason, ModelInfo, SamplingParams, TokenLogprob
+from fourfold.types import (
+    Constraint,
+    EngineEvent,
+    EngineRequest,
+    FinishReason,
+    ModelInfo,
+    SamplingParams,
+    TokenLogprob,
+)
 from fourfold.weights.open import open_checkpoint
 
 Prompt = str | Sequence[int]
@@ -93,18 +101,21 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        constraint: Constraint | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; the outputs are in the order of the prompts.
 
         prompts: one text, one list of token ids, or a list of either.  params: one for all, or one each.
         use_tqdm: show progress if standard error is a terminal.
-        Raises InvalidRequestError before anything runs if any of them cannot be served.
+        constraint: what every answer must be (see fourfold.grammar.sources.make_constraint).
+        Raises InvalidRequestError before anything runs if any of them cannot be served, and FourfoldError if
+            no answer was found that the constraint allows.
         """
         batch = _as_batch(prompts)
         sampling = _per_prompt(params, len(batch))
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
-        return self._run(texts, ids, sampling, use_tqdm, continues_text=True)
+        return self._run(texts, ids, sampling, use_tqdm, constraint, continues_text=True)
 
     def chat(
         self,
@@ -112,8 +123,9 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        constraint: Constraint | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several. Raises InvalidRequestError."""
+        """Answers one conversation, or each of several; otherwise as `generate`."""
         if not messages:
             raise InvalidRequestError("messages is empty; give at least one message", "messages")
         conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
@@ -121,7 +133,8 @@ class LLM:
         template = self.chat_template()
         rendered = [self.render_chat(conversation, template) for conversation in conversations]
         texts: list[str | None] = [text for text, _ in rendered]
-        return self._run(texts, [ids for _, ids in rendered], sampling, use_tqdm, continues_text=False)
+        prompts = [ids for _, ids in rendered]
+        return self._run(texts, prompts, sampling, use_tqdm, constraint, continues_text=False)
 
     def chat_template(self, source: str | None = None) -> ChatTemplate:
         """The model's own template, or one of Jinja2 `source`. InvalidRequestError if there is none."""
@@ -166,13 +179,15 @@ class LLM:
         ids: list[list[int]],
         sampling: list[SamplingParams],
         show: bool,
+        constraint: Constraint | None,
+        *,
         continues_text: bool,
     ) -> list[RequestOutput]:
         answers: dict[str, _Answer] = {}
         prompts = []
         for prompt_ids, params in zip(ids, sampling, strict=True):
             siblings = []
-            for index, request in enumerate(self._requests(prompt_ids, params)):
+            for index, request in enumerate(self._requests(prompt_ids, params, constraint)):
                 output = OutputProcessor(self.tokenizer, request.sampling, request.eos_ids, continues_text)
                 answers[request.request_id] = _Answer(index, request, output)
                 siblings.append(answers[request.request_id])
@@ -201,14 +216,16 @@ class LLM:
                 if event.finish_reason is None:
                     self._engine.engine.abort(event.request_id)
 
-    def _requests(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
+    def _requests(
+        self, ids: list[int], params: SamplingParams, constraint: Constraint | None = None
+    ) -> list[EngineRequest]:
         """The n requests of one prompt, with seeds that differ by one."""
         self.tokenizer.check_ids(ids)
         vocab = min(self.model.vocab_size, self.tokenizer.vocab_size)
         make = RequestMaker(self.model, vocab, tuple(self.tokenizer.eos_ids))
         max_tokens = make.max_tokens(len(ids), params)
         names = [f"local-{next(self._ids)}" for _ in range(params.n)]
-        return make.siblings(names, ids, params, max_tokens)
+        return make.siblings(names, ids, params, max_tokens, constraint=constraint)
 
 
 class _Answer:
@@ -259,6 +276,8 @@ def _fractions(report: Progress) -> Callable[[str, float], None]:
 
 
 def _raise_failure(event: EngineEvent) -> None:
+    if event.refused_param is not None:
+        raise InvalidRequestError(event.error or "the constraint was refused", event.refused_param)
     if event.finish_reason == "error":
         raise FourfoldError(event.error or "the engine failed on this request")
 

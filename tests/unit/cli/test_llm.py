@@ -9,6 +9,8 @@ import pytest
 
 from fourfold import LLM, SamplingParams
 from fourfold.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+from fourfold.grammar.sources import make_constraint
+from fourfold.types import Constraint
 
 from .conftest import EOS, ScriptedBackend
 
@@ -52,6 +54,21 @@ def test_params_per_prompt_n_and_limits(tiny: Path, say: Say) -> None:
         (i, "ab", "length") for i in range(3)
     ]
     assert [(a.text, a.finish_reason, a.stop_reason) for a in second.outputs] == [("abc", "stop", "d")]
+
+
+def test_constraints(tiny: Path, say: Say) -> None:
+    say("yellow")
+    with LLM(str(tiny)) as llm:
+        choice = make_constraint("choice", ["yes", "no"], "constraint")
+        params = SamplingParams(max_tokens=20)
+        for output in (
+            llm.generate("p", params, use_tqdm=False, constraint=choice)[0],
+            llm.chat([{"role": "user", "content": "p"}], params, use_tqdm=False, constraint=choice)[0],
+        ):
+            # The script says "y"; what must follow is not asked of it, and neither is the end.
+            assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")
+        with pytest.raises(InvalidRequestError, match="nothing"):
+            llm.generate("p", use_tqdm=False, constraint=Constraint(grammar="start: nothing"))
 
 
 def test_logprobs(tiny: Path, say: Say) -> None:
