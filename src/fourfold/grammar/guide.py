@@ -148,26 +148,28 @@ class Guide:
         return position
 
     def _choice_for(self, answer: Sequence[int], violation: Violation) -> int:
-        """The last choice in the refused value; if that brought nothing, its first one, some times; and then
-        ever earlier ones."""
-        choices, start = self._choices_in(answer, violation)
+        """The last choice in the refused value. If that brought nothing: of a text or number the first one,
+        of what holds other values ever earlier ones; after some times one before the value."""
+        choices, start, compound = self._choices_in(answer, violation)
         if start > self._furthest:
             self._furthest, self._stuck = start, 0
             return choices[-1]
         self._stuck += 1
-        if self._stuck <= _ATTEMPTS_AT_VALUE:
-            return choices[0]
-        before = self._choices.index(choices[0]) - (1 << (self._stuck - _ATTEMPTS_AT_VALUE - 1))
-        return self._choices[max(0, before)]
+        first = self._choices.index(choices[0])
+        if self._stuck > _ATTEMPTS_AT_VALUE and first > 0:
+            return self._choices[max(0, first - (1 << (self._stuck - _ATTEMPTS_AT_VALUE - 1)))]
+        back = self._stuck * (self._stuck + 1) // 2
+        return choices[-1 - back % len(choices)] if compound else choices[0]
 
-    def _choices_in(self, answer: Sequence[int], violation: Violation) -> tuple[list[int], int]:
-        """The choices among the tokens of the refused value, and where it begins. The token that ended a
+    def _choices_in(self, answer: Sequence[int], violation: Violation) -> tuple[list[int], int, bool]:
+        """The choices among the tokens of the refused value, where it begins, and whether it is an array or
+        object. The token that ended a
         number is one of them: the number might have gone on."""
         text = self._text(answer)
         part = finished_part(text)
         start, end = span_of(text if part is None else "".join(part), violation.path)
         first, last = len(text[:start].encode()), len(text[:end].encode())
-        number = text[start : start + 1] in "-0123456789"
+        number, compound = text[start : start + 1] in "-0123456789", text[start : start + 1] in "[{"
         at, inside, begin = 0, set(), len(answer)
         for position, token in enumerate(answer):
             size = len(self._tokens[token])
@@ -175,7 +177,7 @@ class Guide:
                 inside.add(position)
                 begin = min(begin, position)
             at += size
-        return [each for each in self._choices if each in inside] or self._choices, begin
+        return [each for each in self._choices if each in inside] or self._choices, begin, compound
 
     def _rewind(self, position: int, answer: Sequence[int]) -> None:
         self._choices = [at for at in self._choices if at < position]

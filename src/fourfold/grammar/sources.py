@@ -12,7 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from fourfold.errors import InvalidRequestError
-from fourfold.grammar.schema.check import MAX_BYTES, check_schema
+from fourfold.grammar.schema.adopt import adopt
+from fourfold.grammar.schema.check import MAX_BYTES, check_depth, check_schema
 from fourfold.grammar.schema.patterns import check_pattern
 from fourfold.grammar.schema.relax import relax
 from fourfold.types import Constraint
@@ -66,8 +67,10 @@ def _decode(text: str) -> Any:
 
 
 def _json(schema: Any) -> Constraint:
-    check_schema(schema)
-    relaxed = relax(schema, _json_complaint)
+    check_depth(schema)
+    adopted = adopt(schema)
+    check_schema(adopted)
+    relaxed = relax(adopted, _json_complaint)
     return Constraint(
         grammar=_json_grammar(relaxed.schema),
         schema=json.dumps(schema) if relaxed.notes else None,

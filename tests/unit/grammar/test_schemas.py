@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fourfold.errors import InvalidRequestError
+from fourfold.grammar.schema.adopt import adopt
 from fourfold.grammar.schema.refs import References
 from fourfold.grammar.schema.walk import children
 from fourfold.grammar.sources import make_constraint
@@ -70,6 +71,32 @@ def test_references() -> None:
         value = {"v": level, "kids": [value]}
     assert takes(tree, value)
     assert not takes(tree, {"v": 1, "kids": [{"w": 1}]})
+
+
+def test_schemas_under_unknown_keywords() -> None:
+    """OpenAPI keeps them in components/schemas. They are checked and rewritten like any other."""
+    schema = {
+        "$ref": "#/components/schemas/Pet",
+        "components": {"schemas": {
+            "Pet": {"type": "object", "properties": {"kind": {"$ref": "#/components/schemas/Kind"}},
+                    "required": ["kind"], "additionalProperties": False},
+            "Kind": {"enum": ["cat", "dog", "rat"], "not": {"const": "rat"}},
+        }},
+    }  # fmt: skip
+    assert make_constraint("json", schema, "f").guarantee == "grammar"
+    assert takes(schema, {"kind": "dog"})
+    assert not takes(schema, {"kind": "rat"})
+    schema["components"]["schemas"]["Kind"] = {"type": "str"}  # type: ignore[index]
+    with pytest.raises(InvalidRequestError, match="'str' is not a type"):
+        make_constraint("json", schema, "f")
+
+
+def test_a_reference_below_an_id_is_left_alone() -> None:
+    schema = {
+        "properties": {"a": {"$id": "http://x/a", "$ref": "#/defs/n", "defs": {"n": {"type": "null"}}}},
+        "defs": {"n": {"type": "integer"}}, "type": "object",
+    }  # fmt: skip
+    assert adopt(schema) is schema
 
 
 def test_strings_hold_no_control_characters_and_no_special_tokens() -> None:

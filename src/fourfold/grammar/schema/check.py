@@ -29,7 +29,7 @@ def check_schema(schema: Any) -> None:
     """Raises InvalidRequestError naming the place in the schema, the value and the limit."""
     if not is_schema(schema):
         raise InvalidRequestError("a JSON schema must be an object, true or false")
-    _check_depth(schema)
+    check_depth(schema)
     references = References(schema)
     work: list[tuple[Path, Any]] = [((), schema)]
     count = 0
@@ -43,7 +43,8 @@ def check_schema(schema: Any) -> None:
             work.extend((path + below, child) for below, child in children(node))
 
 
-def _check_depth(schema: Any) -> None:
+def check_depth(schema: Any) -> None:
+    """Raises InvalidRequestError beyond MAX_DEPTH levels: recursive functions may follow."""
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         level = [
