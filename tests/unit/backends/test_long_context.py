@@ -1,4 +1,4 @@
-"""Contexts of 32k tokens: against transformers, in any cut, in memory that does not grow with their square."""
+"""Contexts of 32k tokens: against transformers, in any cut, in memory that does not grow with the square."""
 
 from __future__ import annotations
 
