@@ -332,8 +332,7 @@ NB_MODULE(_native, m) {
       "pack_fp8",
       [](Array<uint8_t, 2> codes, Array<float, 2> scale, int group, int elem, Out<uint8_t, 1> out) {
         require(elem == 4 || elem == 5, "elem must be 4 (f8_e4m3) or 5 (f8_e5m2)");
-        const Matrix d =
-            describe(int(codes.shape(0)), int(codes.shape(1)), elem, 0, group, 0, false, false);
+        const Matrix d = describe(int(codes.shape(0)), int(codes.shape(1)), elem, 0, group, 0, false, false);
         require(scale.shape(0) == codes.shape(0) && int(scale.shape(1)) == d.scale_groups(),
                 "scale is [n, ceil(k / group)]");
         require(out.shape(0) == d.bytes(), "out has the wrong number of bytes");
