@@ -31,7 +31,7 @@ from fourfold.weights.source import WeightSource
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 5
+LAYOUT = 6
 """Changes whenever native/matrix.h's layout or the packing changes; part of the key."""
 
 _ALIGN = 64

@@ -27,7 +27,8 @@ def matrix_key(binding: Binding) -> str:
     end = "" if binding.rows is None else binding.row_start + binding.rows
     rows = "" if binding.rows is None and not binding.row_start else f"[{binding.row_start}:{end}]"
     order = "" if binding.interleaved_heads is None else f"/halves{binding.interleaved_heads}"
-    return f"{binding.source}{rows}{order}"
+    scale = "" if binding.scale is None else f"*{binding.scale}"
+    return f"{binding.source}{rows}{order}{scale}"
 
 
 def bound_rows(source: WeightSource, binding: Binding) -> RawTensor:
@@ -78,11 +79,8 @@ def pack_matrix(source: WeightSource, binding: Binding, *, exact: bool) -> Packe
         _native.pack_dense(np.ascontiguousarray(raw.data).reshape(n, -1), k, elem, data)
         return PackedMatrix(key, data, n, k, elem)
     block_format = get_format(raw.format)
-    if block_format.integers is None:  # FP8: decoded once, held as bf16 (exact: 3 mantissa bits)
-        halves = _to_bf16(block_format.decode(raw.data, raw.shape))
-        data = _aligned(_native.packed_bytes(n, k, ELEM["BF16"]))
-        _native.pack_dense(halves.view(np.uint8).reshape(n, -1), k, ELEM["BF16"], data)
-        return PackedMatrix(key, data, n, k, ELEM["BF16"])
+    if block_format.integers is None:
+        return _pack_fp8(source, binding, raw, key)
     groups = _narrow(block_format.split(raw.data, raw.shape))
     if not np.isfinite(groups.scale).all() or (
         groups.offset is not None and not np.isfinite(groups.offset).all()
@@ -112,6 +110,38 @@ def pack_matrix(source: WeightSource, binding: Binding, *, exact: bool) -> Packe
     )
 
 
+def _pack_fp8(source: WeightSource, binding: Binding, raw: RawTensor, key: str) -> PackedMatrix:
+    n, k = raw.shape
+    scales, group = _fp8_scales(source, binding, n, k)
+    if k % 4:  # no layout for such rows: as wide as they decode
+        wide = get_format(raw.format).decode(raw.data, raw.shape) * np.repeat(scales, group, axis=1)[:, :k]
+        data = _aligned(_native.packed_bytes(n, k, ELEM["F32"]))
+        _native.pack_dense(np.ascontiguousarray(wide).view(np.uint8), k, ELEM["F32"], data)
+        return PackedMatrix(key, data, n, k, ELEM["F32"])
+    elem = ELEM[raw.format]
+    data = _aligned(_native.packed_bytes(n, k, elem, group=group))
+    _native.pack_fp8(np.ascontiguousarray(raw.data).reshape(n, k), scales, group, elem, data)
+    return PackedMatrix(key, data, n, k, elem, group=group)
+
+
+def _fp8_scales(source: WeightSource, binding: Binding, n: int, k: int) -> tuple[NDArray[np.float32], int]:
+    """(scale of each row and group of columns [n, ceil(k / group)], columns of a group) of the bound rows."""
+    if binding.scale is None:
+        return np.ones((n, 1), np.float32), k
+    raw = source.tensor(binding.scale.source)
+    table = get_format(raw.format).decode(raw.data, raw.shape).astype(np.float32, copy=False)
+    if not np.isfinite(table).all():
+        raise LoadError(
+            f"{source.path}: tensor {raw.name} has scales that are not finite; the file is damaged"
+        )
+    group = min(binding.scale.columns, k)
+    first, last = binding.row_start, binding.row_start + n
+    rows = np.arange(first, last) // binding.scale.rows
+    if binding.interleaved_heads is not None:
+        rows = rows[_halves_order(n, binding.interleaved_heads)]
+    return np.ascontiguousarray(table.reshape(-1, -(-k // group))[rows]), group
+
+
 def _narrow(groups: Groups) -> Groups:
     """Groups of at most MAX_GROUP columns: larger ones repeat their scale."""
     if groups.group <= MAX_GROUP:
@@ -139,10 +169,6 @@ def _half_error(values: NDArray[np.float32]) -> float:
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(rounded - values) / np.maximum(np.abs(values), floor)
     return float(np.nan_to_num(error, nan=0.0, posinf=np.inf).max(initial=0))
-
-
-def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

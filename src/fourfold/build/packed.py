@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fourfold.config import KVDtype
 
-ELEM = {"ints": 0, "F32": 1, "F16": 2, "BF16": 3}
+ELEM = {"ints": 0, "F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4, "F8_E5M2": 5}
 """native/matrix.h: Elem."""
 
 KV_TYPE: Mapping[KVDtype, int] = {"bfloat16": 0, "float32": 1, "int8": 2, "fp8": 3}
@@ -22,7 +22,7 @@ class PackedMatrix:
     """One matrix [n, k] in native/matrix.h's layout.
 
     key: names the content, so that tied weights are one matrix.  data: uint8, aligned to 64 bytes.
-    The other fields are those of native Matrix; bits, group and zero are 0 for floating-point elements.
+    The other fields are those of native Matrix; they are 0 for floating-point elements, but for fp8's group.
     """
 
     key: str

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class WeightScale:
+    """Element [i, j] of an fp8 tensor is multiplied by [i // rows, j // columns] of tensor `source`."""
+
+    source: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A Program weight = rows [row_start, row_start + rows) of checkpoint tensor `source`, perhaps reordered.
 
@@ -14,6 +23,7 @@ class Binding:
         the llama family do; its rows are to be reordered to halves (i, i + head_dim/2). The value is the
         number of heads.
     add: constant added to every element of a vector on load (GGUF's Gemma norms already contain their +1).
+    scale: of an fp8 matrix; None for one.
     """
 
     source: str
@@ -21,3 +31,4 @@ class Binding:
     rows: int | None = None
     interleaved_heads: int | None = None
     add: float = 0.0
+    scale: WeightScale | None = None

@@ -20,7 +20,6 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
 """Names of transformers' `hidden_act` → ours. The last three are the tanh approximation."""
 
 HF_CHANGES_MEANING: Final[dict[str, tuple[object, ...]]] = {
-    "quantization_config": ({},),
     "logit_scale": (1, 1.0),
     "logits_scaling": (1, 1.0),
     "embedding_multiplier": (1, 1.0),

@@ -13,6 +13,7 @@ from fourfold.models import gemma2, gemma3, llama, phi3, qwen2, qwen3
 from fourfold.models.binding import Binding
 from fourfold.models.config_fields import Fields
 from fourfold.models.geometry import Geometry
+from fourfold.models.quantization import UNUSED_SCALES, Fp8Scheme, fp8_scheme, with_scales
 from fourfold.program.ops import Program, WeightSpec
 from fourfold.weights.source import WeightSource
 
@@ -105,10 +106,13 @@ def load_model_definition(source: WeightSource, max_model_len: int | None) -> De
         config = family.from_gguf(Fields(source.path, source.metadata, f"{name}."), source, max_model_len)
     else:
         config = family.from_hf(top, max_model_len)
+    scheme = _scheme(top) if source.kind == "hf" else None
     program = family.trace(config)
     bindings = family.bindings(config, program.weights, source)
+    if scheme is not None:
+        bindings = with_scales(bindings, source, scheme)
     _check_shapes(program, bindings, source)
-    _refuse_unbound(bindings, source)
+    _refuse_unbound(bindings, source, scheme)
     eos, bos = _token_hints(top, source.kind)
     return Definition(program, bindings, _summary(name, config.geometry, program), eos, bos)
 
@@ -125,9 +129,17 @@ def _check_shapes(program: Program, bindings: Mapping[str, Binding], source: Wei
             )
 
 
-def _refuse_unbound(bindings: Mapping[str, Binding], source: WeightSource) -> None:
+def _scheme(top: Fields) -> Fp8Scheme | None:
+    inner = top.section("text_config")
+    return fp8_scheme(top) or (fp8_scheme(inner) if inner else None)
+
+
+def _refuse_unbound(bindings: Mapping[str, Binding], source: WeightSource, scheme: Fp8Scheme | None) -> None:
     used = {binding.source for binding in bindings.values()}
+    used.update(binding.scale.source for binding in bindings.values() if binding.scale)
     foreign = [n for n in source.names() if n not in used and not HARMLESS_TENSORS.fullmatch(n)]
+    if scheme is not None:
+        foreign = [n for n in foreign if not UNUSED_SCALES.fullmatch(n)]
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise LoadError(

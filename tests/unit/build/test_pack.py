@@ -146,5 +146,5 @@ def test_keys_tell_contents_apart() -> None:
 
 
 def test_element_numbers_are_those_of_the_native_layout(tmp_path: Path) -> None:
-    assert ELEM == {"ints": 0, "F32": 1, "F16": 2, "BF16": 3}
+    assert ELEM == {"ints": 0, "F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4, "F8_E5M2": 5}
     assert [_native.packed_bytes(16, 16, e) for e in (1, 2, 3)] == [1024, 512, 512]
