@@ -1,4 +1,4 @@
-"""Contexts of 32k tokens: against transformers, in any cut, in memory that does not grow with the square."""
+"""Contexts of 32k tokens: against transformers, in any cut, and without memory quadratic in the context."""
 
 from __future__ import annotations
 
