@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.pyc' 2>/dev/null)
 NATIVE_SOURCES = $(shell find native tests/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: help serve test test-all lint format sanitize fuzz bench soak clean
+.PHONY: help serve model test test-all lint format sanitize fuzz bench soak clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,11 +26,15 @@ help:
 serve: .venv/stamp-run
 	@exec $(BIN)/fourfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: lint sanitize
+test: lint sanitize model
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: lint sanitize
+test-all: lint sanitize model
 	$(BIN)/python -m pytest $(ARGS)
+
+# Without the network the tests of the real model say so and are skipped.
+model: .venv/stamp-test
+	@$(BIN)/fourfold pull smollm2 || echo "tests of the real model will be skipped" >&2
 
 lint: .venv/stamp-test
 	$(BIN)/ruff check .

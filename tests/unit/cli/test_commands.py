@@ -230,6 +230,8 @@ class TestChat:
     def test_interrupt_stops_the_answer_and_keeps_the_session(
         self, tiny: Path, say: Say, capsys: Capture
     ) -> None:
+        # A background job starts with the signal ignored.
+        found = signal.signal(signal.SIGINT, signal.default_int_handler)
         steps = 0
 
         def interrupt(batch: Batch) -> None:
@@ -242,6 +244,7 @@ class TestChat:
         conversation = self.talk(tiny, ["one", "two"])
         assert [turn["content"] for turn in conversation.turns] == ["one", "aaa", "two", "a" * 50]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, found)
 
     def test_interrupt_at_the_prompt_only_says_how_to_leave(
         self, tiny: Path, say: Say, capsys: Capture

@@ -73,7 +73,11 @@ def test_folder_without_a_model_and_with_two(tmp_path: Path, environment: Enviro
 @pytest.mark.parametrize(
     "name", ["smolm2", "smollm", "./gone.gguf", "models/gone.gguf", "a/b/c", "", "org/", "../x"]
 )
-def test_unknown_names_list_what_was_tried(name: str, environment: Environment) -> None:
+def test_unknown_names_list_what_was_tried(
+    name: str, environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name, environment=environment)
     message = str(caught.value)
