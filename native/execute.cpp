@@ -46,10 +46,15 @@ void Runtime::share_blocks(Walk& w, const Op& op, int segments, int rows, Body&&
   int item = team_.claim(w.member), first = 0;
   for (int s = 0; s < segments; s++) {
     const int n = spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
-    const int blocks = (n + block - 1) / block, items = blocks * chunks;
+    // Few rows read memory as fast as it comes: a member takes a long run of tiles, since what it prefetches
+    // past the end of a short one is fetched twice.
+    const int span = rows <= kStreamRows ? std::max(block, (n + threads - 1) / threads) : block;
+    const int spans = (n + span - 1) / span, items = spans * chunks;
     for (; item - first < items; item = team_.claim(w.member)) {
-      const int b = (item - first) / chunks, c = (item - first) % chunks;
-      body(s, b * block, std::min(n, (b + 1) * block), c * chunk, std::min(rows, (c + 1) * chunk));
+      const int begin = (item - first) / chunks * span, end = std::min(n, begin + span);
+      const int c = (item - first) % chunks;
+      for (int tile = begin; tile < end; tile += block)
+        body(s, tile, std::min(end, tile + block), c * chunk, std::min(rows, (c + 1) * chunk));
     }
     first += items;
   }
