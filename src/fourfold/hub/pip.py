@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -84,11 +85,13 @@ def fetch_wheel(package: Package, wheel: Path, on_bytes: Callable[[int], None]) 
 
 def _largest_file(folder: Path) -> int:
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:  # pip moved it meanwhile
-            continue
+    # os.walk passes over folders that pip removes meanwhile; pathlib's walks raise.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
+            except FileNotFoundError:  # pip moved it meanwhile
+                continue
     return max(sizes)
 
 
