@@ -74,8 +74,11 @@ def test_every_sibling_is_valid(tiny: OpenAI) -> None:
         ({"guided_regex": "(ab|cd)e"}, {"abe", "cde"}),
         ({"grammar": 'root ::= "x" | "yz"'}, {"x", "yz"}),
         ({"structured_outputs": {"grammar": 'start: "x" | "yz"'}}, {"x", "yz"}),
+        ({"response_format": {"type": "structural_tag", "format": {
+            "type": "tag", "begin": "<t>", "content": {"type": "regex", "pattern": "[xy]"}, "end": "</t>"}}},
+         {"<t>x</t>", "<t>y</t>"}),
     ],
-)
+)  # fmt: skip
 def test_other_constraints(tiny: OpenAI, extra: dict[str, Any], allowed: set[str]) -> None:
     for seed in range(4):
         answer = tiny.completions.create(

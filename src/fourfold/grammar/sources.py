@@ -16,9 +16,10 @@ from fourfold.grammar.schema.adopt import adopt
 from fourfold.grammar.schema.check import MAX_BYTES, check_depth, check_schema
 from fourfold.grammar.schema.patterns import check_pattern
 from fourfold.grammar.schema.relax import relax
+from fourfold.grammar.tags import structural_constraint
 from fourfold.types import Constraint
 
-Kind = Literal["json", "json_object", "regex", "choice", "lark", "gbnf"]
+Kind = Literal["json", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
 
 MAX_CHOICES = 10_000
 
@@ -28,7 +29,8 @@ JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 def make_constraint(kind: Kind, content: Any, param: str) -> Constraint:
     """content: a schema (value or JSON text) for "json", nothing for "json_object", a list of texts for
-    "choice", and text for the others. Raises InvalidRequestError naming `param`, what is wrong, and where."""
+    "choice", what `tags` takes (value or JSON text) for "structural_tag", and text for the others. Raises
+    InvalidRequestError naming `param`, what is wrong, and where."""
     try:
         text = content if isinstance(content, str) else _encode(content)
         if len(text) > MAX_BYTES:
@@ -56,6 +58,9 @@ def _make(kind: Kind, text: str) -> Constraint:
         return _checked(_matcher().grammar_from_regex(text))
     if kind == "choice":
         return _choice(_decode(text))
+    if kind == "structural_tag":
+        made = structural_constraint(_decode(text), _make)
+        return msgspec.structs.replace(_checked(made.grammar), unsaid=made.unsaid)
     return _checked(_from_gbnf(text) if kind == "gbnf" else _as_lark(text))
 
 

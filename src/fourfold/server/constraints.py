@@ -22,6 +22,7 @@ _FIELDS: dict[str, Kind] = {
     "regex": "regex",
     "ebnf": "lark",
     "grammar": "gbnf",
+    "structural_tag": "structural_tag",
 }
 """Fields of vLLM (guided_*), SGLang and llama.cpp. An empty text or list switches one off."""
 
@@ -31,6 +32,7 @@ _STRUCTURED: dict[str, Kind] = {
     "choice": "choice",
     "grammar": "lark",
     "json_object": "json_object",
+    "structural_tag": "structural_tag",
 }
 _WITHOUT_EFFECT = frozenset(
     {
@@ -89,8 +91,12 @@ def _of_response_format(body: GenerationBody) -> list[Asked]:
         if schema is None:
             raise InvalidRequestError("response_format.json_schema.schema is required", field)
         return [(field, "json", schema)]
+    if kind == "structural_tag":
+        return [(field, "structural_tag", given)]
     raise InvalidRequestError(
-        f"response_format.type must be text, json_object or json_schema, got {str(kind)[:60]!r}", field
+        "response_format.type must be text, json_object, json_schema or structural_tag, got "
+        f"{str(kind)[:60]!r}",
+        field,
     )
 
 

@@ -26,7 +26,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "mirostat": (None, 0),
     "prompt_embeds": _OFF,
     "return_token_ids": _OFF,
-    "structural_tag": _OFF,
     "top_n_sigma": (None, -1, 0),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": _OFF,

@@ -62,6 +62,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):
