@@ -17,6 +17,7 @@ from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCac
 from fourfold.engine.compiling import CompileQueue
 from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.policy import Limits
+from fourfold.engine.recorder import Recorder
 from fourfold.engine.scheduler import Scheduler
 from fourfold.errors import FourfoldError
 from fourfold.grammar.compile import Compiler, TokenSource
@@ -64,7 +65,8 @@ class Engine:
             else PlainCache(limits.num_blocks, limits.block_size)
         )
         seed = int.from_bytes(os.urandom(8), "little") if config.seed is None else config.seed
-        self.scheduler = Scheduler(limits, self.cache, seed)
+        self.recorder = Recorder()
+        self.scheduler = Scheduler(limits, self.cache, seed, self.recorder)
         # What is advertised is what is enforced.
         self.model = msgspec.structs.replace(
             model,
@@ -106,14 +108,19 @@ class Engine:
             return
         self.scheduler.check(request, len(self._compiling))
         guide = self._compiling.add(request, request.constraint)
-        if guide is not None:
+        if guide is None:
+            self.recorder.open(request).compiling()
+        else:
+            self.recorder.open(request).compiled(cached=True)
             with self._changing:
                 self.scheduler.add(request, guide)
 
     def abort(self, request_id: str) -> None:
         """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
         event = self._compiling.abort(request_id)
-        if event is None:
+        if event is not None:
+            self.recorder.finish(request_id, "abort")
+        else:
             with self._changing:
                 event = self.scheduler.abort(request_id)
         if event is not None:
@@ -160,9 +167,11 @@ class Engine:
         for compiled in self._compiling.take():
             try:
                 guide = compiled.guide()
+                self.recorder.open(compiled.request).compiled()
                 with self._changing:
                     self.scheduler.add(compiled.request, guide)
             except FourfoldError as error:
+                self.recorder.finish(compiled.request.request_id, "error", str(error))
                 refused.append(refused_event(compiled.request, error))
         return refused
 

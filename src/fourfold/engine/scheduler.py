@@ -15,12 +15,13 @@ from fourfold.engine.cache import BlockTable, PrefixCache
 from fourfold.engine.cache.table import BlockName
 from fourfold.engine.outcome import Counters, finish_event, hold, token_event
 from fourfold.engine.policy import MAX_HELD, Limits, check_request, rank_of, retry_after
+from fourfold.engine.recorder import Recorder
 from fourfold.engine.sequence import Sequence, SequenceState
 from fourfold.errors import InvalidRequestError, OverloadedError
 from fourfold.grammar.guide import Guide
 from fourfold.grammar.schema.validate import Violation
 from fourfold.grammar.schema.walk import pointer
-from fourfold.types import EngineEvent, EngineRequest
+from fourfold.types import EngineEvent, EngineRequest, FinishReason
 
 _rank = attrgetter("rank")
 _MASK64 = 2**64 - 1
@@ -34,9 +35,13 @@ class Scheduler:
     may grow beyond the pool, so it always advances: there is no deadlock and no livelock.
     """
 
-    def __init__(self, limits: Limits, cache: PrefixCache, seed: int = 0) -> None:
+    def __init__(
+        self, limits: Limits, cache: PrefixCache, seed: int = 0, recorder: Recorder | None = None
+    ) -> None:
+        """recorder: writes what happens to each request down; it has the clock, and decides nothing."""
         self.limits = limits
         self.cache = cache
+        self.recorder = recorder or Recorder()
         self.counters = Counters()
         self.tokens_per_second = 0.0
         """Measured by the loop; only tells refused clients when to come back."""
@@ -98,7 +103,9 @@ class Scheduler:
             self.limits.max_len,
             self.limits.vocab_size,
             guide,
+            self.recorder.open(request),
         )
+        seq.recording.queued()
         self._ordinal += 1
         self._sequences[request.request_id] = seq
         insort(self._waiting, seq, key=_rank)
@@ -109,7 +116,7 @@ class Scheduler:
         if seq is None:
             return None
         self.counters.aborted += 1
-        self._finish(seq)
+        self._finish(seq, "abort")
         return finish_event(seq, "abort")
 
     def next_batch(self) -> Batch | None:
@@ -131,13 +138,16 @@ class Scheduler:
                 self._schedule_prefill(seq, in_flight)
         if self._budget > 0 and not self._preempted and self._waiting:
             self._admit(in_flight)
-        return build_batch(self._plan.values()) if self._plan else None
+        batch = build_batch(self._plan.values()) if self._plan else None
+        self.recorder.start_step()
+        return batch
 
     def commit(self, batch: Batch, result: StepResult) -> list[EngineEvent]:
         """Takes the results (see check_result) of the batch made last. At most one event per sequence."""
         events = self.take_orphans()
         drawn: list[int] = result.token.tolist()
         bad = bool(result.status.any())
+        now = self.recorder.clock()
         for item in self._plan.values():
             seq = item.sequence
             if seq.state != SequenceState.RUNNING or seq.table is None:
@@ -150,7 +160,11 @@ class Scheduler:
             seq.computed += item.count
             self.cache.insert(seq.table, seq.tokens, seq.computed)
             event = token_event(seq, item, drawn, result)
-            if event is not None and seq.guide is not None:
+            if event is None:
+                seq.recording.computed(now, item.count, 0)
+                continue
+            seq.recording.computed(now, item.count, len(event.token_ids), event.forced_tokens)
+            if seq.guide is not None:
                 event = self._guided(seq, seq.guide, event)
             if event is None:
                 continue
@@ -165,7 +179,7 @@ class Scheduler:
             self.counters.forced_tokens += event.forced_tokens
             if event.finish_reason is not None:
                 self.counters.finished += 1
-                self._finish(seq)
+                self._finish(seq, event.finish_reason)
             events.append(event)
         self._plan = {}
         return events
@@ -218,6 +232,7 @@ class Scheduler:
         if position is None:
             return False
         self.counters.rejected_answers += 1
+        seq.recording.taken_back(seq.output_len - position)
         seq.cut(position, guide.rejections)
         self._set_aside(seq)
         return True
@@ -253,7 +268,9 @@ class Scheduler:
             seq.computed += gained
             if not seq.preempted:
                 seq.cached_tokens += gained
+            seq.recording.cache_hit(gained)
             if self._hold(table, seq, in_flight):
+                seq.recording.held()
                 return
         name = self.cache.next_key(table, seq.tokens, table.salt)
         if (
@@ -287,7 +304,7 @@ class Scheduler:
                     self._budget -= count
                     return True
             victim = self._running[-1]
-            self._preempt(victim)
+            self._preempt(victim, "its KV blocks were needed by a request ahead of it")
             if victim is seq:
                 return False
 
@@ -296,9 +313,11 @@ class Scheduler:
         while index < len(self._waiting) and index <= MAX_HELD and self._budget > 0:
             seq = self._waiting[index]
             if self._hold(None, seq, in_flight):
+                seq.recording.held()
                 index += 1
                 continue
             if len(self._running) >= self.limits.max_seqs and not self._displace(seq):
+                seq.recording.waits(f"{self.limits.max_seqs} sequences are running, the most there may be")
                 return
             table = self.cache.match(seq.tokens, seq.request.cache_salt, seq.reuse_limit)
             matched = len(table.blocks) * self.limits.block_size
@@ -311,11 +330,13 @@ class Scheduler:
                 if not self._running:
                     self._refuse(seq, missing)
                     continue
+                seq.recording.waits("too few KV blocks are free")
                 return
             del self._waiting[index]
             seq.table, seq.computed, seq.state = table, matched, SequenceState.RUNNING
             if not seq.preempted:
                 seq.cached_tokens = matched
+            seq.recording.admitted(len(seq.tokens), matched)
             insort(self._running, seq, key=_rank)
             self._schedule_prefill(seq, in_flight)
             if self._preempted:
@@ -325,11 +346,12 @@ class Scheduler:
         """Preempts the worst running sequence if its priority is strictly worse (arrival does not count)."""
         if not self._running or self._running[-1].request.priority <= seq.request.priority:
             return False
-        self._preempt(self._running[-1])
+        self._preempt(self._running[-1], "a request of better priority needed its place")
         return True
 
     # Before: running, with a table. After: waiting, its full blocks cached, the others free.
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence, reason: str) -> None:
+        seq.recording.preempted(seq.computed, reason)
         planned = self._plan.pop(seq, None)
         if planned is not None:
             self._budget += planned.count
@@ -353,11 +375,14 @@ class Scheduler:
 
     def _fail(self, seq: Sequence, message: str) -> EngineEvent:
         # What it computed is suspect, so nobody else may find it.
-        self._finish(seq, discard=True)
+        self._finish(seq, "error", message, discard=True)
         self.counters.failed += 1
         return finish_event(seq, "error", message)
 
-    def _finish(self, seq: Sequence, discard: bool = False) -> None:
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, error: str | None = None, *, discard: bool = False
+    ) -> None:
+        self.recorder.finish(seq.request.request_id, reason, error)
         if seq.state == SequenceState.RUNNING:
             self.cache.release(self._table(seq), discard)
             self._running.remove(seq)

@@ -10,6 +10,7 @@ import numpy as np
 from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.engine.cache.table import BlockTable
 from fourfold.engine.policy import Rank
+from fourfold.engine.recorder import Recording
 from fourfold.grammar.guide import Guide
 from fourfold.types import EngineEvent, EngineRequest, SamplingParams, TokenLogprob
 
@@ -47,6 +48,7 @@ class Sequence:
         "prompt_logprobs",
         "rank",
         "record",
+        "recording",
         "request",
         "state",
         "stop_ids",
@@ -62,11 +64,13 @@ class Sequence:
         seed: int,
         max_len: int,
         vocab_size: int,
-        guide: Guide | None = None,
+        guide: Guide | None,
+        recording: Recording,
     ) -> None:
-        """guide: of request.constraint."""
+        """guide: of request.constraint.  recording: its timeline."""
         sampling = request.sampling
         self.guide = guide
+        self.recording = recording
         self.held: EngineEvent | None = None
         """What was not sent yet, because validation may still take it back."""
         self.request = request
