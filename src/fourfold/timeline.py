@@ -9,13 +9,15 @@ from typing import Literal
 
 import msgspec
 
+from fourfold.types import EngineStats
+
 EventName = Literal[
     "queued", "compile", "waiting", "held", "admitted", "cache_hit", "prefill", "decode", "preempted",
     "taken_back", "finished",
 ]  # fmt: skip
 """queued: in the engine's queue; `tokens` of prompt.
 compile: its constraint, from `at` to `until`; reason: "compiled" or "cached".
-waiting: the scheduler looked at it first and could not take it; reason: what was missing.
+waiting: the scheduler came to it and could not take it; reason: what was missing.
 held: it waits because a neighbour computes the next block of its prefix.
 admitted: it has a place in the batch; `cached` of its `tokens` came from the cache.
 cache_hit: `cached` further tokens came from the cache; reason: the tier.
@@ -25,6 +27,15 @@ preempted: its blocks went to others; `tokens` computed ones must come back; rea
 taken_back: validation refused the answer; `tokens` of it are drawn anew; reason: "validation".
 finished: reason: the finish reason.
 """
+
+REASONS = {
+    "max_num_seqs": "as many requests are running as may run at a time",
+    "kv_blocks": "too few KV blocks are free",
+    "priority": "a request of better priority needed its place",
+    "prefix_in_flight": "a neighbour computes its prefix, and waiting for that is cheaper",
+    "validation": "validation refused the answer",
+}
+"""What the reasons of events mean; those not here are words."""
 
 State = Literal["compiling", "waiting", "held", "prefill", "decode", "finished"]
 
@@ -108,3 +119,45 @@ class LiveRequest(msgspec.Struct, kw_only=True):
     generated_tokens: int
     preemptions: int
     tokens_per_second: float
+
+
+class HotPrefix(msgspec.Struct, kw_only=True):
+    """A prefix of the cache that was used often.
+
+    tokens: its length.  head, tail: its first and last token ids, not overlapping.
+    pinned: it cannot be evicted.  in_use: running requests share it.
+    """
+
+    salt: str
+    tokens: int
+    hits: int
+    head: list[int]
+    tail: list[int]
+    pinned: bool = False
+    in_use: bool = False
+
+
+class TreeView(msgspec.Struct, kw_only=True):
+    """The prefix cache. nodes: blocks in it, partly filled ones too.  domains: salts, each with a tree."""
+
+    nodes: int
+    tokens: int
+    domains: int
+    pinned_tokens: int
+    hottest: list[HotPrefix]
+
+
+class EngineView(msgspec.Struct, kw_only=True):
+    """One moment of an engine, between two steps.
+
+    requests: open ones, the first MAX_VIEW_REQUESTS.  open_requests: how many there are.
+    tree: None without a prefix cache.
+    """
+
+    stats: EngineStats
+    requests: list[LiveRequest]
+    open_requests: int
+    tree: TreeView | None
+
+
+MAX_VIEW_REQUESTS = 512

@@ -177,6 +177,7 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
         fault, if the request is.
     forced_tokens: how many of token_ids the constraint left no choice for and no step of their own computed.
     cached_tokens: prompt tokens whose KV was reused (first event).
+    queue_seconds: from its arrival until it had a place in the batch (first event).
     """
 
     request_id: str
@@ -189,6 +190,7 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     refused_param: str | None = None
     forced_tokens: int = 0
     cached_tokens: int = 0
+    queue_seconds: float = 0.0
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -217,6 +219,7 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     free_blocks: int = 0
     cached_blocks: int = 0
     live_blocks: int = 0
+    in_transfer_blocks: int = 0
     total_blocks: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -226,6 +229,13 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     finished: int = 0
     nan_requests: int = 0
     forced_tokens: int = 0
+    prefill_tokens: int = 0
+    """Tokens computed that were known before: of prompts, and again after preemptions."""
+    cached_tokens_by_tier: dict[str, int] = {}
+    """Found in the cache, also after preemptions."""
+    preemptions_by_reason: dict[str, int] = {}
+    refused_by_reason: dict[str, int] = {}
+    """Requests that were not taken."""
     rejected_answers: int = 0
     """Answers that validation refused and that were taken back to a choice."""
     last_progress: float = 0.0

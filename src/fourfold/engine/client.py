@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
 
@@ -25,6 +26,20 @@ class EngineClient(Protocol):
     async def abort(self, request_id: str) -> None: ...
 
     async def stats(self) -> EngineStats: ...
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[Timeline | None]:
+        """Of open requests and of the last finished ones; None where the engine has none (any more).
+
+        Raises EngineDeadError. Comes when the running step ends.
+        """
+        ...
+
+    async def view(self, salts: Sequence[str] | None) -> EngineView:
+        """The engine as it is when the running step ends. salts: whose prefixes it may name; None: all.
+
+        Raises EngineDeadError.
+        """
+        ...
 
     async def healthy(self) -> tuple[bool, str]:
         """True when the engine is alive and, if it has work, making progress; else False and why."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from fourfold.engine.loop import Engine
 from fourfold.engine.policy import check_request
 from fourfold.engine.streams import Stream, Streams
 from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
+
+T = TypeVar("T")
 
 STALL_SECONDS = 30.0
 """Seconds without a finished step, while there is work, after which the engine counts as stuck."""
@@ -76,6 +81,7 @@ class ThreadedEngine:
         self._wake = threading.Condition()
         self._closing = False
         self._crash: BaseException | None = None
+        self._questions: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="fourfold-engine", daemon=True)
         self._thread.start()
 
@@ -105,6 +111,40 @@ class ThreadedEngine:
 
     async def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[Timeline | None]:
+        """See EngineClient.timelines."""
+        keys = [self._streams.key_of(request_id) for request_id in request_ids]
+        found = await self._ask(lambda: [self._engine.recorder.timeline(key) for key in keys])
+        for request_id, timeline in zip(request_ids, found, strict=True):
+            if timeline is not None:
+                timeline.request_id = request_id
+        return found
+
+    async def view(self, salts: Sequence[str] | None) -> EngineView:
+        """See EngineClient.view."""
+        view = await self._ask(lambda: self._engine.view(salts))
+        for line in view.requests:
+            stream = self._streams.get(line.request_id)
+            line.request_id = line.request_id if stream is None else stream.request.request_id
+        return view
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """`question`'s answer, from the engine's thread."""
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(question())
+
+        self._questions.add(answer)
+        try:
+            self._post(run)
+            if self._closing or self._crash is not None:
+                raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
+            return await asyncio.wrap_future(answer)
+        finally:
+            self._questions.discard(answer)
 
     async def healthy(self) -> tuple[bool, str]:
         if self._closing or self._crash is not None:
@@ -150,7 +190,9 @@ class ThreadedEngine:
             self._crash = error
             raise
         finally:
-            self._streams.fail_all_soon(
-                EngineDeadError(f"the engine stopped: {self._crash or 'it was closed'}")
-            )
+            stopped = EngineDeadError(f"the engine stopped: {self._crash or 'it was closed'}")
+            self._streams.fail_all_soon(stopped)
+            for answer in tuple(self._questions):
+                if not answer.done() and answer.set_running_or_notify_cancel():
+                    answer.set_exception(stopped)
             self._engine.close()

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,12 +15,13 @@ from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend
 from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
 from fourfold.engine.compiling import CompileQueue
-from fourfold.engine.outcome import check_result, refused_event
+from fourfold.engine.outcome import check_result, refusal_reason, refused_event
 from fourfold.engine.policy import Limits
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.scheduler import Scheduler
 from fourfold.errors import FourfoldError
 from fourfold.grammar.compile import Compiler, TokenSource
+from fourfold.timeline import MAX_VIEW_REQUESTS, EngineView
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("fourfold.engine")
@@ -78,6 +79,7 @@ class Engine:
             vocab_size=limits.vocab_size,
         )
         self._outbox: list[EngineEvent] = []
+        self._refused: dict[str, int] = {}
         # Held while blocks and queues change, not while the backend runs: stats() sees a balanced ledger.
         self._changing = threading.Lock()
         self._steps = 0
@@ -96,6 +98,14 @@ class Engine:
 
         A constrained request is queued once its constraint is compiled; an error in it comes as an event.
         """
+        try:
+            self._add(request)
+        except FourfoldError as error:
+            reason = refusal_reason(error)
+            self._refused[reason] = self._refused.get(reason, 0) + 1
+            raise
+
+    def _add(self, request: EngineRequest) -> None:
         if not self.scheduler.has_work:
             self._start_busy_period()
         if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
@@ -187,6 +197,7 @@ class Engine:
             free_blocks=blocks.free,
             cached_blocks=blocks.cached,
             live_blocks=blocks.live,
+            in_transfer_blocks=blocks.in_transfer,
             total_blocks=blocks.total,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
@@ -197,10 +208,21 @@ class Engine:
             nan_requests=counters.nan_requests,
             forced_tokens=counters.forced_tokens,
             rejected_answers=counters.rejected_answers,
+            prefill_tokens=self.recorder.prefill_tokens,
+            cached_tokens_by_tier=self.recorder.cached_tokens.copy(),
+            preemptions_by_reason=self.recorder.preemptions.copy(),
+            refused_by_reason=self._refused.copy(),
             last_progress=self._last_progress,
             step_seconds=self._step_seconds,
             backend_seconds=self._backend_seconds,
             rss_bytes=self._rss(),
+        )
+
+    def view(self, salts: Sequence[str] | None) -> EngineView:
+        """What a live view shows; in the engine's thread. salts: whose prefixes to name; None: everyone's."""
+        requests = self.recorder.live()
+        return EngineView(
+            stats=self.stats(), requests=requests[:MAX_VIEW_REQUESTS], open_requests=len(requests), tree=None
         )
 
     def close(self) -> None:

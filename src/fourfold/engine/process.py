@@ -24,6 +24,8 @@ from fourfold.engine.loop import Engine
 from fourfold.engine.wire import (
     Abort,
     Add,
+    AskTimelines,
+    AskView,
     Command,
     Heartbeat,
     LoadFailed,
@@ -33,6 +35,8 @@ from fourfold.engine.wire import (
     Refused,
     Report,
     Start,
+    Timelines,
+    View,
     read_start,
 )
 from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
@@ -99,6 +103,11 @@ def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
                     refused.append(Refused.of(command.request.request_id, error))
             elif isinstance(command, Abort):
                 engine.abort(command.request_id)
+            elif isinstance(command, AskTimelines):
+                found = [engine.recorder.timeline(request_id) for request_id in command.request_ids]
+                outbox.send(Timelines(command.number, found))
+            elif isinstance(command, AskView):
+                outbox.send(View(command.number, engine.view(command.salts)))
             else:
                 return
         events = engine.step() if engine.has_work else []

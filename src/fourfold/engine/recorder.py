@@ -86,7 +86,7 @@ class Recording:
         """It is cheaper to wait in this step for what a neighbour computes."""
         if self.state == "waiting":
             self.state = "held"
-        self._again("held", "a neighbour computes its prefix")
+        self._again("held", "prefix_in_flight")
 
     def admitted(self, tokens: int, cached: int, tier: str = "ram") -> None:
         """It has a place and blocks. tokens: known ones; cached: how many of them need not be computed."""
@@ -94,14 +94,14 @@ class Recording:
         entry = self._add("admitted", tokens=tokens, cached=cached, reason=tier if cached else "")
         if totals.queue_seconds is None:
             totals.queue_seconds = entry.at
-        self._count_cached(cached)
+        self._count_cached(cached, tier)
         self.state = "prefill"
 
     def cache_hit(self, tokens: int, tier: str = "ram") -> None:
         """`tokens` more came from the cache, after the admission."""
         if tokens > 0:
             self._add("cache_hit", cached=tokens, reason=tier)
-            self._count_cached(tokens)
+            self._count_cached(tokens, tier)
 
     def computed(self, now: float, tokens: int, produced: int, forced: int = 0) -> None:
         """A step that ended at `now` computed `tokens` of it and brought `produced` tokens of its answer,
@@ -149,6 +149,8 @@ class Recording:
         """It lost its place; `tokens` computed ones are to be found in the cache or computed again."""
         self.state = "waiting"
         self.totals.preemptions += 1
+        by_reason = self._recorder.preemptions
+        by_reason[reason] = by_reason.get(reason, 0) + 1
         self._add("preempted", tokens=tokens, reason=reason)
 
     def taken_back(self, tokens: int) -> None:
@@ -227,7 +229,10 @@ class Recording:
             self._dropped += 1
         events.append(entry)
 
-    def _count_cached(self, tokens: int) -> None:
+    def _count_cached(self, tokens: int, tier: str) -> None:
+        if tokens:
+            by_tier = self._recorder.cached_tokens
+            by_tier[tier] = by_tier.get(tier, 0) + tokens
         if self.totals.preemptions or self.totals.taken_back_tokens:
             self.totals.reused_tokens += tokens
         else:
@@ -245,6 +250,10 @@ class Recorder:
         self.step_started = clock()
         self.prefill_tokens = 0
         """Tokens computed so far that were known before, of prompts and after preemptions."""
+        self.preemptions: dict[str, int] = {}
+        """How many so far, by reason."""
+        self.cached_tokens: dict[str, int] = {}
+        """Tokens found in the cache so far, by tier, also after preemptions."""
         self._wall = wall
         self._open: dict[str, Recording] = {}
         self._finished: OrderedDict[str, bytes] = OrderedDict()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,8 @@ from fourfold.engine.wire import (
     DEFAULT_FACTORY,
     Abort,
     Add,
+    AskTimelines,
+    AskView,
     Heartbeat,
     LoadFailed,
     Output,
@@ -24,8 +27,11 @@ from fourfold.engine.wire import (
     Ready,
     Report,
     Stop,
+    Timelines,
+    View,
 )
 from fourfold.errors import EngineDeadError, FourfoldError, LoadError, OverloadedError
+from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
 logger = logging.getLogger("fourfold.engine")
@@ -49,16 +55,30 @@ STALL_STEPS = 8.0
 """...or so many average steps, if that is longer (a big model on a slow machine)."""
 
 
-_COUNTERS = (
-    "step", "prompt_tokens", "generation_tokens", "cached_prompt_tokens", "preemptions", "aborted",
-    "finished", "nan_requests", "step_seconds", "backend_seconds",
-)  # fmt: skip
+_STATES = frozenset({
+    "running", "waiting", "free_blocks", "cached_blocks", "live_blocks", "in_transfer_blocks", "total_blocks",
+    "last_progress", "rss_bytes",
+})  # fmt: skip
+"""What EngineStats has that is no counter."""
 
 
 def add_counters(stats: EngineStats, other: EngineStats) -> EngineStats:
     """`stats` with its counters raised by those of `other`; what is a state and not a counter stays."""
-    sums = {name: getattr(stats, name) + getattr(other, name) for name in _COUNTERS}
+    sums = {
+        name: _sum(getattr(stats, name), getattr(other, name))
+        for name in stats.__struct_fields__
+        if name not in _STATES
+    }
     return msgspec.structs.replace(stats, **sums)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two numbers, or of two dictionaries by key."""
+    if isinstance(one, dict):
+        return {
+            key: one.get(key, 0) + other.get(key, 0) for key in (*one, *(k for k in other if k not in one))
+        }
+    return one + other
 
 
 class _State(Enum):
@@ -102,6 +122,8 @@ class RemoteEngine:
         self._restarts = 0
         self._restart: asyncio.TimerHandle | None = None
         self._load_error: FourfoldError | None = None
+        self._questions: dict[int, asyncio.Future[Timelines | View]] = {}
+        self._asked = 0
         self._draining = False
         self._idle = asyncio.Event()
 
@@ -160,6 +182,28 @@ class RemoteEngine:
         """As of the last heartbeat (several per second); counters go on over restarts."""
         return add_counters(self._stats, self._earlier)
 
+    async def timelines(self, request_ids: Sequence[str]) -> list[Timeline | None]:
+        """See EngineClient.timelines."""
+        keys = [self._streams.key_of(request_id) for request_id in request_ids]
+        answer = await self._ask(lambda number: AskTimelines(number, keys))
+        assert isinstance(answer, Timelines)
+        for request_id, timeline in zip(request_ids, answer.timelines, strict=True):
+            if timeline is not None:
+                timeline.request_id = request_id
+        return answer.timelines
+
+    async def view(self, salts: Sequence[str] | None) -> EngineView:
+        """See EngineClient.view."""
+        answer = await self._ask(lambda number: AskView(number, None if salts is None else list(salts)))
+        assert isinstance(answer, View)
+        view = answer.view
+        view.stats = add_counters(view.stats, self._earlier)
+        for line in view.requests:
+            stream = self._streams.get(line.request_id)
+            # One whose consumer left in the meantime keeps the engine's name for it.
+            line.request_id = line.request_id if stream is None else stream.request.request_id
+        return view
+
     async def healthy(self) -> tuple[bool, str]:
         if self._state is not _State.READY:
             return False, self._reason or self._state.value
@@ -192,12 +236,38 @@ class RemoteEngine:
         if self._restart is not None:
             self._restart.cancel()
         self._streams.fail_all(EngineDeadError(self._reason))
+        self._fail_questions(EngineDeadError(self._reason))
         self._child.detach()
         if was_ready:
             self._child.send(Stop())
             await asyncio.to_thread(self._child.wait, 2.0)
         self._child.close()
         self._fail_first(EngineDeadError(self._reason))
+
+    async def _ask(self, question: Callable[[int], AskTimelines | AskView]) -> Timelines | View:
+        """Raises EngineDeadError if the engine is not there, or dies before it answers."""
+        if self._state is not _State.READY:
+            raise EngineDeadError(self._reason or self._state.value)
+        self._asked += 1
+        number = self._asked
+        answer: asyncio.Future[Timelines | View] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            self._child.send(question(number))
+            return await answer
+        finally:
+            del self._questions[number]
+
+    def _on_answer(self, report: Timelines | View) -> None:
+        answer = self._questions.get(report.number)
+        # Who asked may have given up.
+        if answer is not None and not answer.done():
+            answer.set_result(report)
+
+    def _fail_questions(self, error: FourfoldError) -> None:
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(error)
 
     def _spawn(self) -> EngineProcess:
         return EngineProcess(self._config, factory=self._factory, log_level=self._log_level)
@@ -220,6 +290,8 @@ class RemoteEngine:
                     self._streams.fail(stream, refused.error())
         elif isinstance(report, Heartbeat):
             self._on_heartbeat(report.stats)
+        elif isinstance(report, Timelines | View):
+            self._on_answer(report)
         elif isinstance(report, Ready):
             self._on_ready(report.model)
         elif isinstance(report, Progress):
@@ -252,6 +324,7 @@ class RemoteEngine:
         child.close()
         self._earlier, self._stats = add_counters(self._earlier, self._stats), EngineStats()
         error, self._load_error = self._load_error or EngineDeadError(why), None
+        self._fail_questions(EngineDeadError(str(error)))
         if was_ready:
             stable = time.monotonic() - self._ready_at >= STABLE_SECONDS
             self._deaths = 1 if stable else self._deaths + 1

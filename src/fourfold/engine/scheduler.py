@@ -304,7 +304,7 @@ class Scheduler:
                     self._budget -= count
                     return True
             victim = self._running[-1]
-            self._preempt(victim, "its KV blocks were needed by a request ahead of it")
+            self._preempt(victim, "kv_blocks")
             if victim is seq:
                 return False
 
@@ -317,7 +317,7 @@ class Scheduler:
                 index += 1
                 continue
             if len(self._running) >= self.limits.max_seqs and not self._displace(seq):
-                seq.recording.waits(f"{self.limits.max_seqs} sequences are running, the most there may be")
+                seq.recording.waits("max_num_seqs")
                 return
             table = self.cache.match(seq.tokens, seq.request.cache_salt, seq.reuse_limit)
             matched = len(table.blocks) * self.limits.block_size
@@ -330,7 +330,7 @@ class Scheduler:
                 if not self._running:
                     self._refuse(seq, missing)
                     continue
-                seq.recording.waits("too few KV blocks are free")
+                seq.recording.waits("kv_blocks")
                 return
             del self._waiting[index]
             seq.table, seq.computed, seq.state = table, matched, SequenceState.RUNNING
@@ -346,7 +346,7 @@ class Scheduler:
         """Preempts the worst running sequence if its priority is strictly worse (arrival does not count)."""
         if not self._running or self._running[-1].request.priority <= seq.request.priority:
             return False
-        self._preempt(self._running[-1], "a request of better priority needed its place")
+        self._preempt(self._running[-1], "priority")
         return True
 
     # Before: running, with a table. After: waiting, its full blocks cached, the others free.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import msgspec
@@ -51,6 +52,10 @@ class Stream:
                 return
 
 
+REMEMBERED_KEYS = 4096
+"""Requests that ended whose keys are known still."""
+
+
 class Streams:
     """All open streams. Everything is called in the loop, but the *_soon methods, from any thread."""
 
@@ -58,6 +63,7 @@ class Streams:
         self._open: dict[str, Stream] = {}
         self._keys: dict[str, str] = {}
         self._opened = 0
+        self._ended: OrderedDict[str, str] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -79,12 +85,20 @@ class Streams:
         """Forgets a stream whose consumer left. True if it had not ended, so that the engine must be told."""
         if stream.key not in self._open:
             return False
-        del self._open[stream.key], self._keys[stream.request.request_id]
+        request_id = stream.request.request_id
+        del self._open[stream.key], self._keys[request_id]
+        self._ended[request_id] = stream.key
+        if len(self._ended) > REMEMBERED_KEYS:
+            self._ended.popitem(last=False)
         return True
 
     def find(self, request_id: str) -> Stream | None:
         """By the caller's id."""
         return self._open.get(self._keys.get(request_id, ""))
+
+    def key_of(self, request_id: str) -> str:
+        """The key of an open request, or of the last ended one of that id; "" if it is not remembered."""
+        return self._keys.get(request_id) or self._ended.get(request_id, "")
 
     def get(self, key: str) -> Stream | None:
         return self._open.get(key)

@@ -8,6 +8,7 @@ import msgspec
 
 from fourfold.config import EngineConfig
 from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
+from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
 DEFAULT_FACTORY = "fourfold.build.load:load_engine_backend"
@@ -47,7 +48,21 @@ class Stop(msgspec.Struct, tag="stop"):
     """End now; what is unfinished is dropped."""
 
 
-Command = Add | Abort | Stop
+class AskTimelines(msgspec.Struct, tag="ask_timelines"):
+    """Answered by Timelines of the same number."""
+
+    number: int
+    request_ids: list[str]
+
+
+class AskView(msgspec.Struct, tag="ask_view"):
+    """Answered by View of the same number. salts: see Engine.view."""
+
+    number: int
+    salts: list[str] | None
+
+
+Command = Add | Abort | Stop | AskTimelines | AskView
 
 
 class Progress(msgspec.Struct, tag="progress"):
@@ -110,7 +125,17 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     stats: EngineStats
 
 
-Report = Progress | Ready | LoadFailed | Output | Heartbeat
+class Timelines(msgspec.Struct, tag="timelines"):
+    number: int
+    timelines: list[Timeline | None]
+
+
+class View(msgspec.Struct, tag="view"):
+    number: int
+    view: EngineView
+
+
+Report = Progress | Ready | LoadFailed | Output | Heartbeat | Timelines | View
 
 
 def write_start(pipe: IO[bytes], start: Start) -> None:

@@ -372,6 +372,8 @@ def test_the_engine_process_imports_no_server_no_asyncio_no_torch() -> None:
 
 def test_counters_add_and_states_stay() -> None:
     total = add_counters(
-        EngineStats(step=3, running=2, finished=1), EngineStats(step=4, running=9, finished=5)
+        EngineStats(step=3, running=2, finished=1, preemptions_by_reason={"a": 1, "b": 2}),
+        EngineStats(step=4, running=9, finished=5, forced_tokens=3, preemptions_by_reason={"b": 5, "c": 1}),
     )
-    assert (total.step, total.running, total.finished) == (7, 2, 6)
+    assert (total.step, total.running, total.finished, total.forced_tokens) == (7, 2, 6, 3)
+    assert total.preemptions_by_reason == {"a": 1, "b": 7, "c": 1}
