@@ -234,8 +234,6 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens_by_tier: dict[str, int] = {}
     """Found in the cache, also after preemptions."""
     preemptions_by_reason: dict[str, int] = {}
-    refused_by_reason: dict[str, int] = {}
-    """Requests that were not taken."""
     rejected_answers: int = 0
     """Answers that validation refused and that were taken back to a choice."""
     last_progress: float = 0.0

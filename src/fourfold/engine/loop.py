@@ -15,7 +15,7 @@ from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend
 from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
 from fourfold.engine.compiling import CompileQueue
-from fourfold.engine.outcome import check_result, refusal_reason, refused_event
+from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.policy import Limits
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.scheduler import Scheduler
@@ -79,7 +79,6 @@ class Engine:
             vocab_size=limits.vocab_size,
         )
         self._outbox: list[EngineEvent] = []
-        self._refused: dict[str, int] = {}
         # Held while blocks and queues change, not while the backend runs: stats() sees a balanced ledger.
         self._changing = threading.Lock()
         self._steps = 0
@@ -98,14 +97,6 @@ class Engine:
 
         A constrained request is queued once its constraint is compiled; an error in it comes as an event.
         """
-        try:
-            self._add(request)
-        except FourfoldError as error:
-            reason = refusal_reason(error)
-            self._refused[reason] = self._refused.get(reason, 0) + 1
-            raise
-
-    def _add(self, request: EngineRequest) -> None:
         if not self.scheduler.has_work:
             self._start_busy_period()
         if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
@@ -211,7 +202,6 @@ class Engine:
             prefill_tokens=self.recorder.prefill_tokens,
             cached_tokens_by_tier=self.recorder.cached_tokens.copy(),
             preemptions_by_reason=self.recorder.preemptions.copy(),
-            refused_by_reason=self._refused.copy(),
             last_progress=self._last_progress,
             step_seconds=self._step_seconds,
             backend_seconds=self._backend_seconds,

@@ -43,16 +43,6 @@ def finish_event(seq: Sequence, reason: FinishReason, error: str | None = None) 
     return EngineEvent(request_id=seq.request.request_id, finish_reason=reason, error=error)
 
 
-def refusal_reason(error: FourfoldError) -> str:
-    """One word for a metric: the error's code, or the kind of error it is."""
-    code = getattr(error, "code", None)
-    if isinstance(code, str):
-        return code
-    return {"OverloadedError": "queue_full", "InvalidRequestError": "invalid"}.get(
-        type(error).__name__, type(error).__name__
-    )
-
-
 def refused_event(request: EngineRequest, error: FourfoldError) -> EngineEvent:
     """The only event of a request whose constraint turned out bad."""
     event = EngineEvent(request_id=request.request_id, finish_reason="error", error=str(error))

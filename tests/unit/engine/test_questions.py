@@ -12,7 +12,7 @@ from fourfold.engine import streams
 from fourfold.engine.client import EngineClient
 from fourfold.engine.local import ThreadedEngine
 from fourfold.engine.remote import RemoteEngine
-from fourfold.errors import EngineDeadError, OverloadedError
+from fourfold.errors import EngineDeadError
 from fourfold.types import EngineEvent, EngineRequest
 
 from .fake_backend import FakeBackend
@@ -91,26 +91,6 @@ def test_in_a_process() -> None:
             (line,) = await client.timelines(["b"])
             assert line is not None
             assert line.finish_reason == "abort"
-
-    asyncio.run(main())
-
-
-def test_refusals_are_counted_by_reason() -> None:
-    async def main() -> None:
-        async with engine("slow", max_waiting=1, max_num_seqs=1) as client:
-            running = [client.submit(request("a", [1], max_tokens=400))]
-            await anext(running[0])
-            waiting = asyncio.create_task(collect(client, request("b", [1])))
-
-            async def queued() -> bool:
-                return (await client.stats()).waiting == 1
-
-            await until(queued)
-            with pytest.raises(OverloadedError):
-                await collect(client, request("c", [1]))
-            assert (await client.view(None)).stats.refused_by_reason == {"queue_full": 1}
-            waiting.cancel()
-            await running[0].aclose()
 
     asyncio.run(main())
 
