@@ -1,0 +1,97 @@
+"""The parser of one answer: reasoning first, then content and tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fourfold.answers import harmony
+from fourfold.answers.calls import Tools
+from fourfold.answers.formats import ToolFormat
+from fourfold.answers.parts import Out, Part
+from fourfold.answers.reader import Reader, Step, scan
+from fourfold.answers.reasoning import ReasoningFormat
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How answers of one model are written. harmony: gpt-oss's, which takes the place of the two others."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    harmony: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that parsers must see even where they are control tokens."""
+        if self.harmony:
+            return harmony.MARKERS
+        found = self.tools.markers if self.tools is not None else ()
+        return found if self.reasoning is None else (*found, self.reasoning.begin, self.reasoning.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one request's answers may hold.
+
+    tools: those that may be called; without any, no text is taken for a call.
+    opened: reasoning was begun in the prompt.
+    """
+
+    format: AnswerFormat
+    tools: Tools = field(default_factory=dict)
+    opened: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Answers are content and nothing else."""
+        format = self.format
+        return not (format.harmony or format.reasoning or (format.tools and self.tools))
+
+
+class AnswerParser:
+    """Text in, in any cut; parts out. Never raises for what a model writes, and loses no text but markup and
+    the white space around it."""
+
+    __slots__ = ("_out", "_reader", "_step")
+
+    def __init__(self, expected: Expected) -> None:
+        self._reader = Reader()
+        self._out = Out()
+        self._step: Step[None] | None = self._run(expected)
+        self._advance()
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what was pushed last belongs to the reasoning."""
+        return self._out.in_reasoning
+
+    def push(self, text: str) -> list[Part]:
+        self._reader.feed(text)
+        self._advance()
+        return self._out.take()
+
+    def finish(self) -> list[Part]:
+        """The parts that waited for what might have followed."""
+        self._reader.end()
+        self._advance()
+        self._out.finish()
+        return self._out.take()
+
+    def _advance(self) -> None:
+        if self._step is not None:
+            try:
+                next(self._step)
+            except StopIteration:
+                self._step = None
+
+    def _run(self, expected: Expected) -> Step[None]:
+        reader, out, format = self._reader, self._out, expected.format
+        if format.harmony:
+            yield from harmony.run(reader, out, expected.tools)
+            return
+        if format.reasoning is not None:
+            yield from format.reasoning.run(reader, out, expected.opened)
+        if format.tools is not None and expected.tools:
+            yield from format.tools.run(reader, out, expected.tools)
+        else:
+            yield from scan(reader, (), out.content)

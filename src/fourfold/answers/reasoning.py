@@ -1,0 +1,45 @@
+"""Reasoning that stands between tags before the answer proper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fourfold.answers.parts import Out
+from fourfold.answers.reader import Reader, Step, scan
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """begin, end: the tags. Templates of some models write `begin` themselves."""
+
+    name: str
+    begin: str
+    end: str
+
+    def run(self, reader: Reader, out: Out, opened: bool) -> Step[bool]:
+        """Reads reasoning, if the answer begins with it. opened: it was begun in the prompt. True if it was
+        read to its end; False if there is none."""
+        if not opened:
+            space = yield from reader.spaces()
+            if not (yield from reader.one_of((self.begin,))):
+                out.content(space)
+                return False
+        out.markup()
+        out.in_reasoning = True
+        tag = yield from scan(reader, (self.end,), out.reasoning)
+        out.in_reasoning = False
+        out.markup()
+        return bool(tag)
+
+
+REASONING: dict[str, ReasoningFormat] = {
+    each.name: each
+    for each in (
+        ReasoningFormat("think", "<think>", "</think>"),
+        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+        ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+        ReasoningFormat("thought", "<thought>", "</thought>"),
+        ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    )
+}
