@@ -119,12 +119,15 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         allows more; None if the grammar says it all.
     unsaid: "#/path: keyword" of what only validation guarantees.
     param: field of the request that it came in.
+    after: the value that the schema is of begins after this, where reasoning may come first (a control token
+        is written <|id|>).
     """
 
     grammar: str
     schema: str | None = None
     unsaid: tuple[str, ...] = ()
     param: str = "response_format"
+    after: str = ""
 
     @property
     def guarantee(self) -> str:

@@ -32,6 +32,7 @@ class Guide:
     """
 
     __slots__ = (
+        "_after",
         "_choices",
         "_ended",
         "_excluded",
@@ -61,6 +62,7 @@ class Guide:
         self._excluded: dict[int, set[int]] = {}
         """Tokens that led to a refused answer, by position."""
         self._validator = None if constraint.schema is None else Validator(json.loads(constraint.schema))
+        self._after = constraint.after
         self._ended = False
         """Whether a value may have ended since the last look."""
         self._furthest, self._stuck = -1, 0
@@ -118,7 +120,9 @@ class Guide:
         if self._validator is None or not (finished or self._ended):
             return None
         self._ended = False
-        text = self._text(answer)
+        before, text = self._text(answer)
+        if self._after and not before and not finished:
+            return None  # this may be reasoning still
         try:
             if finished:
                 return self._validator.check(json.loads(text))
@@ -165,10 +169,10 @@ class Guide:
         """The choices among the tokens of the refused value, where it begins, and whether it is an array or
         object. The token that ended a
         number is one of them: the number might have gone on."""
-        text = self._text(answer)
+        before, text = self._text(answer)
         part = finished_part(text)
         start, end = span_of(text if part is None else "".join(part), violation.path)
-        first, last = len(text[:start].encode()), len(text[:end].encode())
+        first, last = len((before + text[:start]).encode()), len((before + text[:end]).encode())
         number, compound = text[start : start + 1] in "-0123456789", text[start : start + 1] in "[{"
         at, inside, begin = 0, set(), len(answer)
         for position, token in enumerate(answer):
@@ -187,5 +191,12 @@ class Guide:
         if not self._matcher.consume_tokens(list(answer[:position])):
             self.error = f"the constraint cannot be taken back to token {position}"
 
-    def _text(self, answer: Sequence[int]) -> str:
-        return b"".join([self._tokens[token] for token in answer]).decode("utf-8", "replace")
+    def _text(self, answer: Sequence[int]) -> tuple[str, str]:
+        """Reasoning that comes before the value, and the value."""
+        text = b"".join([self._tokens[token] for token in answer]).decode("utf-8", "replace")
+        if self._after:
+            _, tag, rest = text.partition(self._after)
+            if tag:
+                value = rest.lstrip("\n")
+                return text[: len(text) - len(value)], value
+        return "", text
