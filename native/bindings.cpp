@@ -168,7 +168,8 @@ struct Engine {
             Array<int32_t, 1> history, Array<int32_t, 1> bias_ids, Array<float, 1> bias_values,
             Array<int32_t, 1> ban_ids, std::optional<Array<uint32_t, 2>> masks, Out<int32_t, 1> token,
             Out<float, 1> logprob, Out<int32_t, 1> rank, Out<int32_t, 2> top_ids, Out<float, 2> top_logprobs,
-            Out<uint8_t, 1> status, std::optional<Out<float, 2>> logits) {
+            Out<uint8_t, 1> status, std::optional<Out<float, 2>> logits,
+            std::optional<Array<uint8_t, 1>> masks_ready) {
     const RuntimeLimits& limits = runtime->limits();
     const int vocab = runtime->spec().vocab;
     const int count = int(seq_tokens.shape(0)), rows = int(tokens.shape(0));
@@ -218,6 +219,7 @@ struct Engine {
       for (size_t i = 0; i < ids->shape(0); i++)
         require(ids->data()[i] >= 0 && ids->data()[i] < vocab, "token id outside the vocabulary");
     if (masks) require(masks->shape(1) * 32 >= size_t(vocab), "masks are too narrow");
+    if (masks_ready) require(masks_ready->shape(0) == 1, "masks_ready is one flag");
     for (size_t n : {token.shape(0), logprob.shape(0), rank.shape(0), top_ids.shape(0), top_logprobs.shape(0),
                      status.shape(0)})
       require(n == size_t(wanted), "one output per logit row");
@@ -239,6 +241,7 @@ struct Engine {
     b.outputs = {token.data(),        logprob.data(), rank.data(),  top_ids.data(),
                  top_logprobs.data(), width,          status.data()};
     b.logits = logits ? logits->data() : nullptr;
+    b.masks_ready = masks_ready ? masks_ready->data() : nullptr;
     nb::gil_scoped_release release;
     runtime->step(b);
   }
@@ -367,7 +370,8 @@ NB_MODULE(_native, m) {
            "samples"_a.noconvert(), "history"_a.noconvert(), "bias_ids"_a.noconvert(),
            "bias_values"_a.noconvert(), "ban_ids"_a.noconvert(), "masks"_a.none().noconvert(),
            "token"_a.noconvert(), "logprob"_a.noconvert(), "rank"_a.noconvert(), "top_ids"_a.noconvert(),
-           "top_logprobs"_a.noconvert(), "status"_a.noconvert(), "logits"_a.none().noconvert())
+           "top_logprobs"_a.noconvert(), "status"_a.noconvert(), "logits"_a.none().noconvert(),
+           "masks_ready"_a.none().noconvert() = nb::none())
       .def("copy_blocks", &Engine::copy_blocks, "pairs"_a)
       .def("start_observing", [](Engine& e) { e.runtime->start_observing(); })
       .def(

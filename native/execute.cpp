@@ -2,10 +2,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "runtime.h"
 
 namespace ff {
+
+// A thread outside the team sets the flag within milliseconds; it may need this core to get there.
+static void await(const uint8_t* flag) {
+  while (!__atomic_load_n(flag, __ATOMIC_ACQUIRE)) std::this_thread::yield();
+}
 
 int Runtime::rows_of(int32_t slot, const Walk& w) const {
   return spec_.slot_is_logit_rows[size_t(slot)] ? w.chunk_rows : batch_->token_count;
@@ -273,6 +279,7 @@ void Runtime::gather(const Op& op, Walk& w) {
 
 void Runtime::sample(const Op& logits, Walk& w) {
   const size_t vocab = size_t(spec_.vocab);
+  if (batch_->masks_ready) await(batch_->masks_ready);
   share_rows(w, w.chunk_rows, 1, [&](int begin, int end) {
     for (int r = begin; r < end; r++) {
       float* row = at(logits.out) + size_t(r) * stride(logits.out.slot);

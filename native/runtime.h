@@ -27,6 +27,8 @@ struct StepBatch {
   SampleInputs inputs;
   SampleOutputs outputs;
   float* logits;  // [sample_count, vocab] or null
+  // inputs.masks are written beside the step, and final once this is not 0; null: they are.
+  const uint8_t* masks_ready;
 };
 
 class Runtime {

@@ -158,6 +158,7 @@ class Runtime:
         top_logprobs: _F32,
         status: _U8,
         logits: _F32 | None,
+        masks_ready: _U8 | None = None,
     ) -> None: ...
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None: ...
     def start_observing(self) -> None:

@@ -16,6 +16,48 @@ KVDtype = Literal["bfloat16", "float32", "int8", "fp8"]
 Isa = Literal["auto", "scalar", "avx2", "avxvnni", "avx512vnni", "avx512", "amx"]
 
 
+SpeculationMethod = Literal["ngram", "draft_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """How tokens are guessed; names as in vLLM. Answers do not depend on it."""
+
+    method: SpeculationMethod | None = "ngram"
+    """ngram: what followed the last tokens before (prompt lookup). draft_model: a smaller model. None: only
+    what requests bring (predictions, constraints that were answered before)."""
+    num_speculative_tokens: int = 5
+    """Most guesses per sequence and step. Fewer, or none, are made where they would not pay."""
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    """How many of the last tokens must be found again."""
+    model: str | None = None
+    """Of draft_model: a path, alias or Hub id; its vocabulary must be that of the model."""
+    disable_by_batch_size: int | None = None
+    """No guesses in steps of more sequences. None: where they do not pay, which is measured."""
+
+    def __post_init__(self) -> None:
+        if self.method not in (None, *get_args(SpeculationMethod)):
+            known = ", ".join(get_args(SpeculationMethod))
+            raise ConfigError(f"speculation method must be one of {known}, got {self.method!r}")
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ConfigError("speculation needs a model with method draft_model, and only with that")
+        for name, most in (
+            ("num_speculative_tokens", 64),
+            ("prompt_lookup_min", 64),
+            ("prompt_lookup_max", 64),
+            ("disable_by_batch_size", 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and 1 <= value <= most):
+                raise ConfigError(f"{name} must be a whole number between 1 and {most}, got {value!r}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min {self.prompt_lookup_min} is more than prompt_lookup_max "
+                f"{self.prompt_lookup_max}"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One resolved configuration; printed at start. `None` means "derived or measured"."""
@@ -43,6 +85,8 @@ class EngineConfig:
     seed: int | None = None
     """Base of the seeds of requests that bring none. None: from the operating system."""
     prefix_caching: bool = True
+    speculation: SpeculationConfig | None = None
+    """None: as SpeculationConfig.method None."""
 
     def __post_init__(self) -> None:
         for name, kind in (("activation_dtype", ActivationDtype), ("kv_cache_dtype", KVDtype), ("isa", Isa)):

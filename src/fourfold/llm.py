@@ -19,6 +19,7 @@ from fourfold.config import EngineConfig
 from fourfold.engine.local import LocalEngine
 from fourfold.engine.loop import Engine
 from fourfold.engine.requests import RequestMaker
+from fourfold.engine.speculate.build import load_draft
 from fourfold.errors import ConfigError, FourfoldError, InvalidRequestError
 from fourfold.hub import resolve
 from fourfold.progress import Progress, ReportedProgress, silent
@@ -86,8 +87,11 @@ class LLM:
             if found.notice:
                 print(found.notice, file=sys.stderr)
             backend, info = load_engine_backend(self.config, _fractions(report))
+            draft = load_draft(self.config, info, load_engine_backend, _fractions(report))
             self.tokenizer: Tokenizer = load_tokenizer(open_checkpoint(found.path))
-        self._engine = LocalEngine(Engine(backend, info, self.config, load_tokens=lambda: self.tokenizer))
+        self._engine = LocalEngine(
+            Engine(backend, info, self.config, load_tokens=lambda: self.tokenizer, draft=draft)
+        )
         self._ids = itertools.count()
 
     @property

@@ -144,6 +144,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_salt: who may share KV with this request; derived from the API key, narrowed by the body.
     priority: lower runs first.  arrival: time.monotonic() seconds of the process that made it.
     constraint: what the answer must be.
+    prediction_ids: what the client expects the answer to be; only makes it faster.
     """
 
     request_id: str
@@ -155,6 +156,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     priority: int = 0
     arrival: float = 0.0
     constraint: Constraint | None = None
+    prediction_ids: list[int] = []
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +182,8 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
         fault, if the request is.
     forced_tokens: how many of token_ids the constraint left no choice for and no step of their own computed.
     cached_tokens: prompt tokens whose KV was reused (first event).
+    accepted_draft_tokens / rejected_draft_tokens: guesses at the answer that were right, and those that were
+        not; the latter are not among token_ids.
     queue_seconds: from its arrival until it had a place in the batch (first event).
     """
 
@@ -193,6 +197,8 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     refused_param: str | None = None
     forced_tokens: int = 0
     cached_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
     queue_seconds: float = 0.0
 
 
@@ -237,6 +243,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached_tokens_by_tier: dict[str, int] = {}
     """Found in the cache, also after preemptions."""
     preemptions_by_reason: dict[str, int] = {}
+    draft_tokens: int = 0
+    """Tokens guessed by speculation."""
+    accepted_draft_tokens: int = 0
+    """Of those, the ones that were drawn, too."""
     rejected_answers: int = 0
     """Answers that validation refused and that were taken back to a choice."""
     last_progress: float = 0.0

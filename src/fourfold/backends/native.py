@@ -134,7 +134,7 @@ class NativeBackend:
             batch.bias_ids,
             batch.bias_values,
             batch.ban_ids,
-            batch.masks,
+            None if batch.masks is None else batch.masks.rows,
             result.token,
             result.logprob,
             result.rank,
@@ -142,6 +142,7 @@ class NativeBackend:
             result.top_logprobs,
             result.status,
             result.logits,
+            None if batch.masks is None else batch.masks.ready,
         )
         return result
 

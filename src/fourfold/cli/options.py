@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from fourfold.cli.speculation import speculation_config, speculation_options
 from fourfold.cli.values import byte_size, spelled
 from fourfold.config import EngineConfig, Isa
 from fourfold.types import SamplingParams
@@ -32,7 +33,7 @@ ISAS = {"auto": None} | {name: name for name in get_args(Isa) if name != "auto"}
 def engine_options(command: F) -> F:
     """Flags of EngineConfig. One that is not given is None and leaves the default."""
     return _apply(
-        command,
+        speculation_options(command),
         click.option("--max-model-len", "--ctx-size", "-c", "max_model_len", type=COUNT, help=(
             "Longest prompt and answer together, in tokens. [default: what the model and memory allow]")),
         click.option("--max-num-seqs", "--parallel", "-np", "max_num_seqs", type=COUNT, help=(
@@ -114,7 +115,8 @@ def chosen_model(model: str | None, model_flag: str | None) -> str:
 def engine_config(model: str, flags: Mapping[str, Any]) -> EngineConfig:
     """EngineConfig of the flags that were given; raises ConfigError."""
     names = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
-    return EngineConfig(model=model, **{k: v for k, v in flags.items() if k in names and v is not None})
+    given = {**flags, "speculation": speculation_config(flags)}
+    return EngineConfig(model=model, **{k: v for k, v in given.items() if k in names and v is not None})
 
 
 def sampling_params(flags: Mapping[str, Any]) -> SamplingParams:

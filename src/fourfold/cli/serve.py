@@ -99,6 +99,9 @@ def serve(
     # Fetched here, where a person looks on; the engine's process then only sees a path.
     found = fetch(name)
     config = dataclasses.replace(config, model=str(found.path))
+    if config.speculation is not None and config.speculation.model is not None:
+        draft = dataclasses.replace(config.speculation, model=str(fetch(config.speculation.model).path))
+        config = dataclasses.replace(config, speculation=draft)
     if not settings.served_model_names:
         settings = dataclasses.replace(settings, served_model_names=(found.name,))
 

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fourfold.engine.masks import Masks
+
 SAMPLE_DTYPE = np.dtype(
     [
         ("seed", "<u8"),
@@ -34,7 +36,7 @@ SAMPLE_DTYPE = np.dtype(
         ("bias_end", "<i4"),
         ("ban_start", "<i4"),  # Batch.ban_ids[start:end] get -inf (min_tokens)
         ("ban_end", "<i4"),
-        ("mask", "<i4"),  # row of Batch.masks, or -1
+        ("mask", "<i4"),  # row of Batch.masks.rows, or -1
     ],
     align=True,
 )
@@ -54,7 +56,7 @@ class Batch:
     blocks: int32.
     samples: SAMPLE_DTYPE [R].
     history, bias_ids, bias_values, ban_ids: what the records of `samples` point into.
-    masks: uint32 [n, ceil(vocab / 32)], bit set = token allowed, or None.
+    masks: what the records' `mask` names rows of, computed while the backend runs; or None.
     return_logits: also return the fp32 logits of every logit row (tests, offline scoring).
     """
 
@@ -68,7 +70,7 @@ class Batch:
     bias_ids: NDArray[np.int32]
     bias_values: NDArray[np.float32]
     ban_ids: NDArray[np.int32]
-    masks: NDArray[np.uint32] | None = None
+    masks: Masks | None = None
     return_logits: bool = False
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch
+from fourfold.engine.masks import Guided, Masks
 from fourfold.engine.sequence import Sequence, target_records
-from fourfold.grammar.guide import Guide
+from fourfold.engine.speculate.draft import NO_DRAFT, Draft
 
 _EMPTY_IDS: NDArray[np.int32] = np.zeros(0, np.int32)
 _EMPTY_VALUES: NDArray[np.float32] = np.zeros(0, np.float32)
@@ -28,17 +29,21 @@ _MASK = _FIELDS["mask"][1]
 class Scheduled:
     """One sequence's share of a step.
 
-    count: tokens computed in it.
+    count: tokens computed in it, without the draft.
+    draft: guesses at what follows, computed as well; only if all known tokens are.
     first_row: its first logit row in the step's results.
     targets: how many of its rows report prompt logprobs; they come first.
-    samples: whether one more row draws a token.
+    samples: whether len(draft.places) more rows draw a token each.
+    first_mask: row of Batch.masks of the first of them, or -1.
     """
 
     sequence: Sequence
     count: int
+    draft: Draft = NO_DRAFT
     first_row: int = 0
     targets: int = 0
     samples: bool = False
+    first_mask: int = -1
 
 
 def build_batch(plan: Iterable[Scheduled]) -> Batch:
@@ -47,8 +52,8 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
     counts, contexts, starts = [], [], [0]
     records: list[bytes | bytearray] = []
     history, bias_ids, bias_values, ban_ids = array("i"), array("i"), array("f"), array("i")
-    guided: list[Guide] = []
-    rows = 0
+    guided: list[Guided] = []
+    rows = masks = 0
     for item in plan:
         seq = item.sequence
         start, count = seq.computed, item.count
@@ -60,12 +65,13 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
             tokens.append(seq.tokens[start])
         else:
             tokens.extend(seq.tokens[start:end])
-        counts.append(count)
+        row = len(tokens)
+        tokens.extend(item.draft.tokens)
+        counts.append(count + len(item.draft.tokens))
         contexts.append(start)
         blocks.extend(table.blocks)
         starts.append(len(blocks))
         item.first_row = rows
-        row = len(tokens)
         owed = seq.prompt_logprobs
         if owed is not None and start < seq.prompt_len - 1:
             # Row p predicts token p + 1. What was reported before a preemption is not asked again.
@@ -80,27 +86,36 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         item.samples = end == len(seq.tokens) and seq.wants_tokens
         if item.samples:
             record = bytearray(seq.record)
-            pack_into("<i", record, _ROW, row - 1)
-            pack_into("<Q", record, _COUNTER, len(seq.tokens) - seq.prompt_len)
-            if seq.patched:
-                if seq.penalized:
-                    at = len(history)
-                    history.extend(seq.tokens)
-                    pack_into("<3i", record, _HISTORY, at, at + seq.prompt_len, len(history))
-                if seq.bias_ids:
-                    at = len(bias_ids)
-                    bias_ids.extend(seq.bias_ids)
-                    bias_values.extend(seq.bias_values)
-                    pack_into("<2i", record, _BIAS, at, len(bias_ids))
-                if seq.ban_ids and seq.output_len < seq.min_tokens:
-                    at = len(ban_ids)
-                    ban_ids.extend(seq.ban_ids)
-                    pack_into("<2i", record, _BAN, at, len(ban_ids))
+            draft, places = item.draft.tokens, item.draft.places
+            counter, prompt_start = len(seq.tokens) - seq.prompt_len, len(history)
+            if seq.penalized:
+                history.extend(seq.tokens)
+                history.extend(draft)
+            if seq.bias_ids:
+                at = len(bias_ids)
+                bias_ids.extend(seq.bias_ids)
+                bias_values.extend(seq.bias_values)
+                pack_into("<2i", record, _BIAS, at, len(bias_ids))
             if seq.guide is not None:
-                pack_into("<i", record, _MASK, len(guided))
-                guided.append(seq.guide)
-            records.append(record)
-            rows += 1
+                item.first_mask = masks
+                guided.append(Guided(seq.guide, draft, places))
+            for place in places:
+                pack_into("<i", record, _ROW, row - 1 + place)
+                pack_into("<Q", record, _COUNTER, counter + place)
+                if seq.patched:
+                    if seq.penalized:
+                        ends = (prompt_start + seq.prompt_len, prompt_start + len(seq.tokens) + place)
+                        pack_into("<3i", record, _HISTORY, prompt_start, *ends)
+                    banned = bool(seq.ban_ids) and counter + place < seq.min_tokens
+                    at = len(ban_ids)
+                    if banned:
+                        ban_ids.extend(seq.ban_ids)
+                    pack_into("<2i", record, _BAN, *((at, len(ban_ids)) if banned else (0, 0)))
+                if seq.guide is not None:
+                    pack_into("<i", record, _MASK, masks)
+                    masks += 1
+                records.append(bytes(record))
+            rows += len(places)
     return Batch(
         tokens=np.frombuffer(tokens, np.int32),
         seq_tokens=np.array(counts, np.int32),
@@ -114,13 +129,5 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         bias_ids=np.frombuffer(bias_ids, np.int32) if bias_ids else _EMPTY_IDS,
         bias_values=np.frombuffer(bias_values, np.float32) if bias_values else _EMPTY_VALUES,
         ban_ids=np.frombuffer(ban_ids, np.int32) if ban_ids else _EMPTY_IDS,
-        masks=_masks(guided) if guided else None,
+        masks=Masks(guided) if guided else None,
     )
-
-
-def _masks(guided: list[Guide]) -> NDArray[np.uint32]:
-    """uint32 [guides, words]: what each may continue with."""
-    masks = np.empty((len(guided), guided[0].words), np.uint32)
-    for guide, row in zip(guided, masks, strict=True):
-        guide.fill_mask(row)
-    return masks

@@ -7,18 +7,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from fourfold.config import EngineConfig
-from fourfold.engine.batch import Backend
+from fourfold.engine.batch import Backend, Batch, StepResult
 from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
 from fourfold.engine.compiling import CompileQueue
 from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.policy import Limits
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.scheduler import Scheduler
+from fourfold.engine.sequence import Sequence as Running
+from fourfold.engine.speculate.build import LoadedDraft, make_speculator
+from fourfold.engine.speculate.draft import Draft
 from fourfold.errors import FourfoldError
 from fourfold.grammar.compile import Compiler, TokenSource
 from fourfold.timeline import MAX_VIEW_REQUESTS, EngineView
@@ -43,10 +47,12 @@ class Engine:
         config: EngineConfig,
         kv_events: KVEventSink | None = None,
         load_tokens: Callable[[], TokenSource] | None = None,
+        draft: LoadedDraft | None = None,
     ) -> None:
         """kv_events: told of every block that becomes reusable or is evicted.
         load_tokens: called, in another thread, when the first constrained request comes; None: such requests
-            are refused."""
+            are refused.
+        draft: the draft model of config.speculation. Raises ConfigError if it does not fit."""
         self.backend = backend
         self._compiling = CompileQueue(
             None if load_tokens is None else Compiler(load_tokens, backend.vocab_size)
@@ -67,7 +73,10 @@ class Engine:
         )
         seed = int.from_bytes(os.urandom(8), "little") if config.seed is None else config.seed
         self.recorder = Recorder()
-        self.scheduler = Scheduler(limits, self.cache, seed, self.recorder)
+        self._draft = draft
+        self._speculator = make_speculator(config.speculation, backend.vocab_size, draft)
+        self._mask_thread = ThreadPoolExecutor(1, "fourfold-masks")
+        self.scheduler = Scheduler(limits, self.cache, seed, self.recorder, self._speculator)
         # What is advertised is what is enforced.
         self.model = msgspec.structs.replace(
             model,
@@ -132,8 +141,9 @@ class Engine:
         started = time.perf_counter()
         events, self._outbox = self._outbox, []
         events += self._take_compiled()
+        drafts, drawing = self._propose()
         with self._changing:
-            batch = self.scheduler.next_batch()
+            batch = self.scheduler.next_batch(drafts)
         if batch is None:
             events += self.scheduler.take_orphans()
             if not events:
@@ -141,7 +151,7 @@ class Engine:
             return events
         running = time.perf_counter()
         try:
-            result = self.backend.run(batch)
+            result = self._run(batch)
             check_result(batch, result)
         except Exception as error:
             logger.exception(
@@ -152,7 +162,10 @@ class Engine:
                     f"the engine failed on this batch: {type(error).__name__}: {error}"
                 )
         else:
-            self._backend_seconds += time.perf_counter() - running
+            took = time.perf_counter() - running
+            self._backend_seconds += took
+            if drawing and drawing == len(batch.seq_tokens):
+                self._speculator.governor.took(drawing, len(batch.tokens), took)
             with self._changing:
                 events += self.scheduler.commit(batch, result)
         self._steps += 1
@@ -161,6 +174,25 @@ class Engine:
         if self._last_progress - self._logged.last_progress >= LOG_INTERVAL:
             self._log()
         return events
+
+    def _run(self, batch: Batch) -> StepResult:
+        if batch.masks is None:
+            return self.backend.run(batch)
+        batch.masks.start(self._mask_thread)
+        try:
+            return self.backend.run(batch)
+        finally:
+            batch.masks.wait()  # the guides are the scheduler's again
+
+    def _propose(self) -> tuple[dict[Running, Draft], int]:
+        """Drafts for the next step, and of how many sequences it will be if all of them draw; else 0."""
+        drawing = self.scheduler.drawing()
+        started = time.perf_counter()
+        drafts = self._speculator.propose(drawing)
+        if drafts:
+            guesses = sum(draft.guesses(len(draft.tokens)) for draft in drafts.values())
+            self._speculator.governor.drafted(len(drawing), guesses, time.perf_counter() - started)
+        return drafts, len(drawing)
 
     def _take_compiled(self) -> list[EngineEvent]:
         """Queues the requests whose constraints are ready; the events of those whose are bad."""
@@ -199,6 +231,8 @@ class Engine:
             nan_requests=counters.nan_requests,
             forced_tokens=counters.forced_tokens,
             rejected_answers=counters.rejected_answers,
+            draft_tokens=counters.draft_tokens,
+            accepted_draft_tokens=counters.accepted_draft_tokens,
             prefill_tokens=self.recorder.prefill_tokens,
             cached_tokens_by_tier=self.recorder.cached_tokens.copy(),
             preemptions_by_reason=self.recorder.preemptions.copy(),
@@ -217,7 +251,10 @@ class Engine:
 
     def close(self) -> None:
         self._compiling.close()
+        self._mask_thread.shutdown()
         self.backend.close()
+        if self._draft is not None:
+            self._draft.backend.close()
 
     def _rss(self) -> int:
         """Resident bytes of this process; 0 where the system has no /proc."""

@@ -26,6 +26,8 @@ class Counters:
     nan_requests: int = 0
     forced_tokens: int = 0
     rejected_answers: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 def check_result(batch: Batch, result: StepResult) -> None:
@@ -51,19 +53,21 @@ def refused_event(request: EngineRequest, error: FourfoldError) -> EngineEvent:
     return event
 
 
-def token_event(seq: Sequence, item: Scheduled, drawn: list[int], result: StepResult) -> EngineEvent | None:
+def token_event(
+    seq: Sequence, item: Scheduled, drawn: list[int], result: StepResult, draw: int = 0
+) -> EngineEvent | None:
     """Appends the drawn token to the sequence. None if this step only computed a part of the prompt.
 
-    drawn: result.token as a list.
+    drawn: result.token as a list.  draw: which of the item's draws; those before it must have been taken.
     """
-    if item.targets:
+    if item.targets and draw == 0:
         _collect_prompt_logprobs(seq, item, result)
     if not item.samples:
         if seq.wants_tokens or seq.computed < seq.prompt_len:
             return None
         event = EngineEvent(request_id=seq.request.request_id, finish_reason="length")
     else:
-        row = item.first_row + item.targets
+        row = item.first_row + item.targets + draw
         token = drawn[row]
         seq.tokens.append(token)
         event = EngineEvent(request_id=seq.request.request_id, token_ids=[token])
@@ -109,17 +113,27 @@ def _follow(seq: Sequence, guide: Guide, token: int, event: EngineEvent) -> bool
     return True
 
 
+def joined(first: EngineEvent, second: EngineEvent) -> EngineEvent:
+    """Two events of one sequence in a row as one."""
+    first.token_ids += second.token_ids
+    first.forced_tokens += second.forced_tokens
+    first.accepted_draft_tokens += second.accepted_draft_tokens
+    first.rejected_draft_tokens += second.rejected_draft_tokens
+    if first.logprobs is not None:
+        first.logprobs += second.logprobs or ()
+    first.finish_reason, first.stop_token, first.error = (
+        second.finish_reason, second.stop_token, second.error,
+    )  # fmt: skip
+    return first
+
+
 def hold(seq: Sequence, event: EngineEvent) -> EngineEvent | None:
     """Keeps `event` back until the answer is finished; then the whole answer as one event."""
     held = seq.held
     if held is None:
         held = seq.held = event
     else:
-        held.token_ids += event.token_ids
-        held.forced_tokens += event.forced_tokens
-        if held.logprobs is not None:
-            held.logprobs += event.logprobs or ()
-        held.finish_reason, held.stop_token = event.finish_reason, event.stop_token
+        joined(held, event)
     return held if held.finish_reason is not None else None
 
 

@@ -55,6 +55,11 @@ def check_request(request: EngineRequest, limits: Limits) -> None:
             raise InvalidRequestError(
                 f"the prompt holds token id {token}, but ids run from 0 to {limits.vocab_size - 1}", "prompt"
             )
+    guessed = request.prediction_ids
+    if guessed and not 0 <= min(guessed) <= max(guessed) < limits.vocab_size:
+        raise InvalidRequestError(
+            f"the prediction holds a token id outside 0 to {limits.vocab_size - 1}", "prediction"
+        )
     wanted = min(1, sampling.max_tokens) if sampling.max_tokens is not None else 1
     if len(prompt) + wanted > limits.max_len:
         reason = "the model's context" if limits.max_len == limits.max_model_len else "the KV cache"

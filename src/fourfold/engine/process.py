@@ -21,6 +21,7 @@ import zmq
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend
 from fourfold.engine.loop import Engine
+from fourfold.engine.speculate.build import load_draft
 from fourfold.engine.wire import (
     Abort,
     Add,
@@ -164,11 +165,18 @@ def main() -> int:
 def _load(start: Start, outbox: Outbox) -> Engine | None:
     """None if that failed; the front was told why."""
     try:
-        backend, model = resolve_factory(start.factory)(
-            start.config, lambda stage, fraction: outbox.send(Progress(stage, fraction))
-        )
+        factory = resolve_factory(start.factory)
+
+        def progress(stage: str, fraction: float) -> None:
+            outbox.send(Progress(stage, fraction))
+
+        backend, model = factory(start.config, progress)
         return Engine(
-            backend, model, start.config, load_tokens=lambda: resolve_tokenizer(start.tokenizer)(model)
+            backend,
+            model,
+            start.config,
+            load_tokens=lambda: resolve_tokenizer(start.tokenizer)(model),
+            draft=load_draft(start.config, model, factory, progress),
         )
     except FourfoldError as error:
         outbox.send(LoadFailed(str(error), expected=True))

@@ -137,6 +137,14 @@ class Recording:
         entry.forced += forced
         entry.until = self._last_token = at
 
+    def drew_more(self, produced: int, forced: int = 0) -> None:
+        """The step just recorded brought more tokens: a draft was right."""
+        self.totals.generated_tokens += produced
+        self.totals.forced_tokens += forced
+        if self._open is not None:
+            self._open.tokens += produced
+            self._open.forced += forced
+
     def speculated(self, drafted: int, accepted: int) -> None:
         """Of the step just recorded: so many tokens were drafted, and so many of them were right."""
         self.totals.drafted_tokens += drafted

@@ -68,6 +68,7 @@ class RequestMaker:
         priority: int = 0,
         arrival: float = 0.0,
         constraint: Constraint | None = None,
+        prediction_ids: Sequence[int] = (),
     ) -> list[EngineRequest]:
         """One request per id, for the same prompt; their seeds, if there is one, differ by one."""
         return [
@@ -83,6 +84,7 @@ class RequestMaker:
                 priority=priority,
                 arrival=arrival,
                 constraint=constraint,
+                prediction_ids=list(prediction_ids),
             )
             for index, request_id in enumerate(request_ids)
         ]

@@ -7,16 +7,19 @@ budget of tokens on the gaps. Gaps of one token go first, so a long prompt never
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from operator import attrgetter
 
 from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled, build_batch
 from fourfold.engine.cache import BlockTable, PrefixCache
 from fourfold.engine.cache.table import BlockName
-from fourfold.engine.outcome import Counters, finish_event, hold, token_event
+from fourfold.engine.outcome import Counters, finish_event, hold, joined, token_event
 from fourfold.engine.policy import MAX_HELD, Limits, check_request, rank_of, retry_after
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.sequence import Sequence, SequenceState
+from fourfold.engine.speculate.draft import Draft
+from fourfold.engine.speculate.speculator import Speculator
 from fourfold.errors import InvalidRequestError, OverloadedError
 from fourfold.grammar.guide import Guide
 from fourfold.grammar.schema.validate import Violation
@@ -25,6 +28,9 @@ from fourfold.types import EngineEvent, EngineRequest, FinishReason
 
 _rank = attrgetter("rank")
 _MASK64 = 2**64 - 1
+MAX_GAP = 8
+"""Tokens per sequence that a step may compute and still be one of drawing. Constraints force some."""
+NO_DRAFTS: Mapping[Sequence, Draft] = {}
 
 
 class Scheduler:
@@ -36,12 +42,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: Limits, cache: PrefixCache, seed: int = 0, recorder: Recorder | None = None
+        self,
+        limits: Limits,
+        cache: PrefixCache,
+        seed: int = 0,
+        recorder: Recorder | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """recorder: writes what happens to each request down; it has the clock, and decides nothing."""
+        """recorder: writes what happens to each request down; it has the clock, and decides nothing.
+        speculator: told what came of the drafts that next_batch is given."""
         self.limits = limits
         self.cache = cache
         self.recorder = recorder or Recorder()
+        self._speculator = speculator
         self.counters = Counters()
         self.tokens_per_second = 0.0
         """Measured by the loop; only tells refused clients when to come back."""
@@ -119,8 +132,19 @@ class Scheduler:
         self._finish(seq, "abort")
         return finish_event(seq, "abort")
 
-    def next_batch(self) -> Batch | None:
-        """The next step's work, or None if there is nothing to compute."""
+    def drawing(self) -> list[Sequence]:
+        """The sequences that all draw in the next step; none if it computes much else, too, so that guesses
+        would not pay."""
+        if self._waiting and len(self._running) < self.limits.max_seqs:
+            return []
+        gaps = sum(len(seq.tokens) - seq.computed for seq in self._running)
+        if gaps > MAX_GAP * len(self._running) or gaps >= self.limits.max_num_batched_tokens:
+            return []
+        return [seq for seq in self._running if seq.wants_tokens]
+
+    def next_batch(self, drafts: Mapping[Sequence, Draft] = NO_DRAFTS) -> Batch | None:
+        """The next step's work, or None if there is nothing to compute. drafts: what may follow sequences; as
+        much of it is computed as there is room for when all else was planned."""
         self._plan = {}
         self._budget = self.limits.max_num_batched_tokens
         self._preempted = False
@@ -138,6 +162,8 @@ class Scheduler:
                 self._schedule_prefill(seq, in_flight)
         if self._budget > 0 and not self._preempted and self._waiting:
             self._admit(in_flight)
+        for seq, draft in drafts.items():
+            self._add_draft(seq, draft)
         batch = build_batch(self._plan.values()) if self._plan else None
         self.recorder.start_step()
         return batch
@@ -147,7 +173,6 @@ class Scheduler:
         events = self.take_orphans()
         drawn: list[int] = result.token.tolist()
         bad = bool(result.status.any())
-        now = self.recorder.clock()
         for item in self._plan.values():
             seq = item.sequence
             if seq.state != SequenceState.RUNNING or seq.table is None:
@@ -159,13 +184,7 @@ class Scheduler:
                 continue
             seq.computed += item.count
             self.cache.insert(seq.table, seq.tokens, seq.computed)
-            event = token_event(seq, item, drawn, result)
-            if event is None:
-                seq.recording.computed(now, item.count, 0)
-                continue
-            seq.recording.computed(now, item.count, len(event.token_ids), event.forced_tokens)
-            if seq.guide is not None:
-                event = self._guided(seq, seq.guide, event)
+            event = self._draw(item, batch, result, drawn)
             if event is None:
                 continue
             if event.finish_reason == "error":
@@ -183,6 +202,58 @@ class Scheduler:
             events.append(event)
         self._plan = {}
         return events
+
+    def _draw(
+        self, item: Scheduled, batch: Batch, result: StepResult, drawn: list[int]
+    ) -> EngineEvent | None:
+        """What the step brought for one sequence: a token, and another for each guess that was right."""
+        seq, draft = item.sequence, item.draft
+        known = len(seq.tokens)
+        whole: EngineEvent | None = None
+        for i, place in enumerate(draft.places):
+            if i and (
+                len(seq.tokens) != known + place
+                or list(seq.tokens[known:]) != list(draft.tokens[:place])
+                or result.status[item.first_row + item.targets + i]  # the next step has that row for itself
+            ):
+                break
+            if item.samples and seq.guide is not None and seq.guide.validates and batch.masks is not None:
+                seq.guide.look(batch.masks.rows[item.first_mask + i])
+            event = token_event(seq, item, drawn, result, i)
+            produced, forced = (0, 0) if event is None else (len(event.token_ids), event.forced_tokens)
+            if i:
+                seq.recording.drew_more(produced, forced)
+            else:
+                computed = item.count + len(draft.tokens)
+                seq.recording.computed(self.recorder.clock(), computed, produced, forced)
+            if event is not None and seq.guide is not None:
+                event = self._guided(seq, seq.guide, event)
+            if event is not None:
+                whole = event if whole is None else joined(whole, event)
+            if seq.state != SequenceState.RUNNING or (whole is not None and whole.finish_reason is not None):
+                break
+        if draft.tokens:
+            self._settle(item, known, whole or seq.held)
+        return whole
+
+    def _settle(self, item: Scheduled, known: int, event: EngineEvent | None) -> None:
+        """Keeps the KV of what the draft had right; what is behind it is written over by the next step.
+
+        known: tokens of the sequence before its draws.  event: which tells of them."""
+        seq, draft = item.sequence, item.draft
+        same = draft.agrees(seq.tokens[known:])
+        guesses, right = draft.guesses(len(draft.tokens)), draft.guesses(same)
+        self.counters.draft_tokens += guesses
+        self.counters.accepted_draft_tokens += right
+        seq.recording.speculated(guesses, right)
+        if event is not None:
+            event.accepted_draft_tokens += right
+            event.rejected_draft_tokens += guesses - right
+        if self._speculator is not None:
+            self._speculator.settle(seq, draft, right)
+        if seq.state == SequenceState.RUNNING and seq.table is not None:
+            seq.computed = min(known + same, len(seq.tokens) - 1)
+            self.cache.insert(seq.table, seq.tokens, seq.computed)
 
     def _fail_row(self, seq: Sequence, *, finite: bool) -> EngineEvent | None:
         """A sequence whose row drew no token. None if it goes on, from another choice."""
@@ -263,7 +334,8 @@ class Scheduler:
 
     def _schedule_prefill(self, seq: Sequence, in_flight: set[BlockName]) -> None:
         table = self._table(seq)
-        if seq.computed == table.shared * self.limits.block_size and seq.computed < seq.reuse_limit:
+        at_end = len(table.blocks) == table.shared  # a draft may have brought blocks in advance
+        if at_end and seq.computed == table.shared * self.limits.block_size < seq.reuse_limit:
             gained = self.cache.extend(table, seq.tokens, seq.reuse_limit)
             seq.computed += gained
             if not seq.preempted:
@@ -307,6 +379,20 @@ class Scheduler:
             self._preempt(victim, "kv_blocks")
             if victim is seq:
                 return False
+
+    def _add_draft(self, seq: Sequence, draft: Draft) -> None:
+        """Adds what there is room for to the sequence's share of the step; displaces nobody for it."""
+        item = self._plan.get(seq)
+        if item is None or seq.computed + item.count != len(seq.tokens):
+            return
+        table = self._table(seq)
+        size, end = self.limits.block_size, len(seq.tokens)
+        room = (len(table.blocks) + self.cache.ledger.available) * size - end
+        draft = draft.cut(min(self._budget, room))
+        missing = -(-(end + len(draft.tokens)) // size) - len(table.blocks)
+        if missing <= 0 or self.cache.allocate(table, missing):
+            item.draft = draft
+            self._budget -= len(draft.tokens)
 
     def _admit(self, in_flight: set[BlockName]) -> None:
         index = 0
@@ -389,6 +475,8 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
         seq.table, seq.state = None, SequenceState.FINISHED
+        if self._speculator is not None:
+            self._speculator.ended(seq)
         del self._sequences[seq.request.request_id]
 
     @staticmethod

@@ -43,6 +43,7 @@ class Sequence:
         "min_tokens",
         "patched",
         "penalized",
+        "prediction",
         "preempted",
         "prompt_len",
         "prompt_logprobs",
@@ -106,6 +107,9 @@ class Sequence:
         )
         self.prompt_logprobs: list[TokenLogprob | None] | None = (
             None if sampling.prompt_logprobs is None else [None]
+        )
+        self.prediction: array[int] | None = (
+            array("i", request.prediction_ids) if request.prediction_ids else None
         )
         self.patched = bool(self.penalized or self.bias_ids or self.ban_ids)
         """True if the record points into arrays of the batch, which move from step to step."""

@@ -81,19 +81,68 @@ class Guide:
         """Nothing can follow but the end."""
         return self.error is None and bool(self._matcher.is_stopped())
 
-    def fill_mask(self, row: NDArray[np.uint32]) -> None:
-        """row: [words], contiguous; gets a set bit for each token that may come. All zeros if none may, or
-        if the constraint failed (see error)."""
-        if self.error is None:
-            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            if self._matcher.is_error():
-                self.error = self._matcher.get_error()[:500] or "the grammar engine gave up"
-        if self.error is not None:
-            row[:] = 0
-        for token in self._excluded.get(self._length, ()):
-            row[token >> 5] &= ~np.uint32(1 << (token & 31))
-        if self._validator is not None:
-            self._open = int.from_bytes(row.tobytes(), "little").bit_count() > 1
+    def fill_masks(self, rows: NDArray[np.uint32], draft: Sequence[int], places: Sequence[int]) -> None:
+        """rows: [places, words], contiguous. Row i gets a set bit for each token that may come after the
+        first places[i] tokens of `draft` (see `draft`); all zeros if none may, or if the constraint failed
+        (see error). places ascend from 0."""
+        at = 0
+        for row, place in zip(rows, places, strict=True):
+            if self.error is None:
+                for token in draft[at:place]:
+                    self._matcher.consume_token(token)
+                at = place
+                self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                if self._matcher.is_error():
+                    self.error = self._matcher.get_error()[:500] or "the grammar engine gave up"
+            if self.error is not None:
+                row[:] = 0
+            for token in self._excluded.get(self._length + place, ()):
+                row[token >> 5] &= ~np.uint32(1 << (token & 31))
+        self._back(at)
+
+    def look(self, row: NDArray[np.uint32]) -> None:
+        """Notes whether the next token was a choice: `row` is the mask that it is drawn under. Only needed
+        if it validates."""
+        self._open = int.from_bytes(row.tobytes(), "little").bit_count() > 1
+
+    def draft(
+        self, guesses: Sequence[int], most: int, room: int, *, every: bool
+    ) -> tuple[list[int], list[int]]:
+        """(tokens, places): what of `guesses` may come next, at most `most`, with the tokens that are forced
+        then put in, up to `room` in all; and how many of them come before each token that is drawn.
+
+        every: each token is drawn; then forced ones that nobody guessed are guesses too.
+        """
+        tokens: list[int] = []
+        places = [0]
+        queue = list(guesses)
+        while self.error is None and len(tokens) < room and len(places) <= most:
+            forced = self._forced(room - len(tokens), len(tokens)) if every and not queue else []
+            if not queue and not forced:
+                break
+            token = queue.pop(0) if queue else forced[0]
+            excluded = token in self._excluded.get(self._length + len(tokens), ())
+            if excluded or self._matcher.validate_tokens([token]) != 1:
+                break
+            self._matcher.consume_token(token)
+            tokens.append(token)
+            if not every:
+                forced = self._forced(room - len(tokens), len(tokens))
+                if forced and not self._matcher.consume_tokens(forced):
+                    break
+                tokens += forced
+                if queue[: len(forced)] != forced[: len(queue)]:
+                    queue = []
+                del queue[: len(forced)]
+            if self._matcher.is_stopped():
+                break
+            places.append(len(tokens))
+        self._back(len(tokens))
+        return tokens, places
+
+    def _back(self, count: int) -> None:
+        if count and not self._matcher.rollback(count) and self.error is None:
+            self.error = self._matcher.get_error()[:500] or f"{count} tokens could not be taken back"
 
     def accept(self, token: int, *, forced: bool = False) -> None:
         """The next token of the answer; never an EOS."""
@@ -110,7 +159,10 @@ class Guide:
 
         They are not accepted yet. What may still join with text after it into another token is left out.
         """
-        if self.error is not None or most <= 0 or self._excluded.get(self._length):
+        return self._forced(most, 0)
+
+    def _forced(self, most: int, ahead: int) -> list[int]:
+        if self.error is not None or most <= 0 or self._excluded.get(self._length + ahead):
             return []
         return list(self._matcher.compute_ff_tokens()[:most])
 

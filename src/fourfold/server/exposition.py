@@ -81,6 +81,14 @@ class _Snapshot:
             "fourfold:forced_tokens", "Tokens that a constraint left no choice for.", stats.forced_tokens
         )
         yield counter(
+            "vllm:spec_decode_num_draft_tokens", "Tokens guessed by speculation.", stats.draft_tokens
+        )
+        yield counter(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Guessed tokens that came true.",
+            stats.accepted_draft_tokens,
+        )
+        yield counter(
             "fourfold:rejected_answers", "Answers that validation took back.", stats.rejected_answers
         )
         yield counter("fourfold:step_seconds", "Seconds spent in steps.", stats.step_seconds)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -27,6 +27,9 @@ from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import OutputProcessor
 from fourfold.text.tokenizer import Tokenizer
 from fourfold.types import Constraint, ModelInfo, SamplingParams
+
+MAX_PREDICTION = 16_384
+"""Characters of a prediction that are looked at."""
 
 T = TypeVar("T")
 
@@ -122,6 +125,9 @@ class Front:
             for prompt in prompts
         ]
         group = uuid.uuid4().hex
+        # What lies beyond only costs speed; this much is encoded in milliseconds.
+        expected = ask.prediction[:MAX_PREDICTION]
+        predicted = self.tokenizer.encode(expected, add_special_tokens=False) if expected else []
         jobs: list[Job] = []
         for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             first = number * per_prompt
@@ -134,6 +140,7 @@ class Front:
                 priority=ask.priority,
                 arrival=ask.arrival,
                 constraint=ask.constraint,
+                prediction_ids=predicted,
             )
             for sibling, request in enumerate(requests):
                 output = OutputProcessor(
@@ -167,6 +174,7 @@ class Ask:
 
     prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
     constraint: what every answer must be.
+    prediction: what the answers will probably be.
     """
 
     salt: str
@@ -175,6 +183,7 @@ class Ask:
     prompt_field: str
     default_max_tokens: int | None
     constraint: Constraint | None = None
+    prediction: str = ""
 
     @staticmethod
     async def of(
@@ -190,4 +199,20 @@ class Ask:
             prompt_field,
             default_max_tokens,
             await constraint_of(body),
+            _prediction(body.prediction),
         )
+
+
+def _prediction(given: dict[str, Any] | None) -> str:
+    """The text of OpenAI's `prediction`: {"type": "content", "content": text, or parts of type text}."""
+    if given is None:
+        return ""
+    content = given.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if given.get("type") != "content" or not (
+        isinstance(parts, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in parts)
+    ):
+        raise InvalidRequestError(
+            'prediction must be {"type": "content", "content": a text or a list of text parts}', "prediction"
+        )
+    return "".join(part["text"] for part in parts)

@@ -35,6 +35,9 @@ class Increment(NamedTuple):
     prompt_logprobs: list[TokenLogprob | None] | None
 
 
+_DETAILS = ("forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+
+
 @dataclass(slots=True)
 class Usage:
     prompt_tokens: int = 0
@@ -42,6 +45,10 @@ class Usage:
     cached_tokens: int = 0
     forced_tokens: int = 0
     """Of completion_tokens: those a constraint left no choice for."""
+    accepted_prediction_tokens: int = 0
+    """Of completion_tokens: those that were guessed right."""
+    rejected_prediction_tokens: int = 0
+    """Guesses that came to nothing; they are not in completion_tokens."""
 
     def as_dict(self) -> dict[str, object]:
         usage: dict[str, object] = {
@@ -50,8 +57,9 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.forced_tokens:
-            usage["completion_tokens_details"] = {"forced_tokens": self.forced_tokens}
+        details = {name: getattr(self, name) for name in _DETAILS if getattr(self, name)}
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
 
 
@@ -137,6 +145,8 @@ class Generation:
                     # What came in one event after a stop string is not part of the answer.
                     self.usage.completion_tokens += len(delta.token_ids)
                     self.usage.forced_tokens += event.forced_tokens
+                    self.usage.accepted_prediction_tokens += event.accepted_draft_tokens
+                    self.usage.rejected_prediction_tokens += event.rejected_draft_tokens
                     if delta.done:
                         reason = delta.finish_reason or "stop"
                     yield Increment(job.index, delta, event.prompt_logprobs)

@@ -67,7 +67,6 @@ _WITHOUT_EFFECT = frozenset(
         "guided_whitespace_pattern",
         "metadata",
         "parallel_tool_calls",
-        "prediction",
         "prompt_cache_key",
         "request_id",
     }

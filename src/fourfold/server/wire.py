@@ -63,6 +63,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     ebnf: str | None = None
     grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    # What the answer will probably be (OpenAI's predicted outputs).
+    prediction: dict[str, Any] | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,6 +270,10 @@ def sample(**fields: Any) -> dict[str, Any]:
     return {"samples": changed}
 
 
+def masks(rows: int, words: int, dtype: Any = np.uint32, flags: int = 1) -> Any:
+    return SimpleNamespace(rows=np.zeros((rows, words), dtype), ready=np.ones(flags, np.uint8))
+
+
 def ints(*values: int) -> np.ndarray[Any, Any]:
     return np.array(values, np.int32)
 
@@ -301,8 +307,9 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (sample(bias_end=1), "bias range"),
     (sample(ban_start=1, ban_end=0), "ban range"),
     (sample(mask=0), "mask row"),
-    ({**sample(mask=1), "masks": np.zeros((1, 5), np.uint32)}, "mask row"),
-    ({"masks": np.zeros((1, 4), np.uint32)}, "masks are too narrow"),
+    ({**sample(mask=1), "masks": masks(1, 5)}, "mask row"),
+    ({"masks": masks(1, 4)}, "masks are too narrow"),
+    ({"masks": masks(1, 5, flags=2)}, "masks_ready is one flag"),
     ({"bias_ids": ints(1), "bias_values": np.zeros(2, np.float32)}, "one bias value per id"),
     ({"bias_ids": ints(VOCAB), "bias_values": np.zeros(1, np.float32)}, "token id outside the vocabulary"),
     ({"ban_ids": ints(-1)}, "token id outside the vocabulary"),
@@ -329,10 +336,28 @@ def test_arrays_of_another_type_are_refused_not_converted() -> None:
         {"blocks": np.array([0, 1, 2], np.float64)},
         {"blocks": np.array([0, 9, 1, 9, 2], np.int32)[::2]},
         {"seq_context": np.array([[0, 40]], np.int32)},
-        {"masks": np.zeros((1, 5), np.int64)},
+        {"masks": masks(1, 5, np.int64)},
     ):
         with pytest.raises(TypeError):
             backend.run(replace(base(), **change))
+
+
+def test_masks_may_come_while_the_step_runs() -> None:
+    """It draws when they are there, not before."""
+    backend = fast_model("llama-tied").backend()
+    late = masks(1, 5)
+    late.ready[0] = 0
+
+    def arrive() -> None:
+        late.rows[0, 3] = 1 << 5
+        late.ready[0] = 1
+
+    timer = threading.Timer(0.2, arrive)
+    timer.start()
+    result = backend.run(replace(base(), **sample(mask=0), masks=late))
+    timer.join()
+    assert result.token[1] == 3 * 32 + 5
+    assert result.token[0] == backend.run(base()).token[0]
 
 
 def test_heads_of_broken_vectors_are_a_load_error(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class FakeBackend:
         vocab = int(record["allowed_vocab"])
         if record["mask"] >= 0:
             assert batch.masks is not None
-            bits = np.unpackbits(batch.masks[record["mask"]].view(np.uint8), bitorder="little")
+            bits = np.unpackbits(batch.masks.wait()[record["mask"]].view(np.uint8), bitorder="little")
             banned.update(np.flatnonzero(bits == 0).tolist())
         return next((t for t in ((h + j) % vocab for j in range(vocab)) if t not in banned), None)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fourfold.config import EngineConfig
 from fourfold.engine.loop import Engine
+from fourfold.engine.speculate.build import LoadedDraft
 from fourfold.grammar.compile import TokenSource
 from fourfold.types import Constraint, EngineEvent, EngineRequest, ModelInfo, SamplingParams
 
@@ -27,11 +28,12 @@ def make_engine(
     max_model_len: int = 256,
     kv_events: Any = None,
     load_tokens: Callable[[], TokenSource] | None = None,
+    draft: LoadedDraft | None = None,
     **config: Any,
 ) -> Engine:
     backend = backend or FakeBackend()
     settings = EngineConfig(**{"seed": 1, **config})
-    return Engine(backend, model_info(backend, max_model_len), settings, kv_events, load_tokens)
+    return Engine(backend, model_info(backend, max_model_len), settings, kv_events, load_tokens, draft)
 
 
 def request(

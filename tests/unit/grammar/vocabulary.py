@@ -61,8 +61,9 @@ def guide(kind: Kind, content: Any) -> Guide:
 
 def mask(guide: Guide) -> np.ndarray:
     """bool [ROWS]: what may come next."""
-    row = np.empty(guide.words, np.uint32)
-    guide.fill_mask(row)
+    row = np.empty((1, guide.words), np.uint32)
+    guide.fill_masks(row, (), (0,))
+    guide.look(row)
     return np.unpackbits(row.view(np.uint8), bitorder="little")[:ROWS].astype(bool)
 
 

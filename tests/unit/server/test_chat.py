@@ -230,7 +230,6 @@ async def test_stream_with_logprobs_loses_none(http: httpx.AsyncClient, engine: 
         ("tool_choice", "required", 400),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}, 400),
         ("response_format", {"type": "json_schema"}, 400), ("response_format", {"type": "xml"}, 400),
-        ("structural_tag", {"triggers": ["<f"]}, 501), ("structured_outputs", {"structural_tag": "x"}, 400),
         ("guided_json", {"type": "str"}, 400), ("guided_json", "{", 400), ("grammar", "x", 400),
         ("guided_regex", "foo**", 400), ("regex", "(a", 400), ("ebnf", "start: nothing", 400),
         ("reasoning_effort", "high", 501), ("store", True, 501), ("web_search_options", {}, 501),
