@@ -26,17 +26,23 @@ _STATUS = Path("/proc/self/status")
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-def usable_cores(cgroup: Path = _CGROUP, topology: str = _TOPOLOGY) -> int:
-    """Physical cores this process may run on, at most its cgroup's CPU quota (rounded up), at least 1."""
+def cores(topology: str = _TOPOLOGY) -> list[list[int]]:
+    """The CPUs this process may run on, ascending, one list for each physical core."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = set()
-    for cpu in cpus:
+    found: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
         siblings = str(cpu)
         with contextlib.suppress(OSError):
             siblings = Path(topology.format(cpu)).read_text().strip()
-        cores.add(siblings)
+        found.setdefault(siblings, []).append(cpu)
+    return list(found.values())
+
+
+def usable_cores(cgroup: Path = _CGROUP, topology: str = _TOPOLOGY) -> int:
+    """Physical cores this process may run on, at most its cgroup's CPU quota (rounded up), at least 1."""
+    found = len(cores(topology))
     quota = _cpu_quota(cgroup)
-    return max(1, len(cores) if quota is None else min(len(cores), -int(-quota // 1)))
+    return max(1, found if quota is None else min(found, -int(-quota // 1)))
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

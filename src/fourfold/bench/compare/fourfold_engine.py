@@ -11,8 +11,8 @@ from fourfold.bench.compare.worker import Worker, WorkerPeer
 NAME = "fourfold"
 
 
-def fourfold_peer(model: Path, threads: int, kv_bytes_per_token: int, flags: list[str]) -> WorkerPeer:
-    """kv_bytes_per_token: to give the server the KV cache that was asked for.  flags: of the server."""
+def fourfold_peer(model: Path, threads: int, kv_bytes_per_token: int, timeout: float) -> WorkerPeer:
+    """kv_bytes_per_token: to give the server the KV cache that was asked for."""
 
     def start() -> Worker:
         return Worker(sys.executable, "fourfold_worker.py", {"model": str(model), "threads": threads})
@@ -22,7 +22,7 @@ def fourfold_peer(model: Path, threads: int, kv_bytes_per_token: int, flags: lis
             sys.executable, "-m", "fourfold", "serve", str(model), "--host", "127.0.0.1",
             "--port", str(needs.port), "--threads", str(needs.threads),
             "--max-num-seqs", str(needs.sequences),
-            "--kv-cache-memory", str(needs.kv_tokens * kv_bytes_per_token), *flags,
+            "--kv-cache-memory", str(needs.kv_tokens * kv_bytes_per_token),
         ])  # fmt: skip
 
-    return WorkerPeer(NAME, start, server)
+    return WorkerPeer(NAME, start, timeout, server)

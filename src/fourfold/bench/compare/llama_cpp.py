@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.bench.compare.commands import output_of
-from fourfold.bench.compare.peer import ServerCommand, ServerNeeds
+from fourfold.bench.compare.peer import CannotRun, ServerCommand, ServerNeeds
 from fourfold.bench.engine import Workload
 from fourfold.errors import ConfigError, FourfoldError
 
-TIMEOUT = 1800.0
+VERSION_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """programs: name → path of llama-bench, llama-batched-bench, llama-server."""
+    """programs: name → path of llama-bench, llama-batched-bench, llama-server.  timeout: seconds of a run."""
 
     programs: Mapping[str, str]
     model: Path
     threads: int
+    timeout: float
     name: str = "llama.cpp"
 
     @staticmethod
-    def find(folder: Path | None, model: Path, threads: int) -> LlamaCpp | None:
+    def find(folder: Path | None, model: Path, threads: int, timeout: float) -> LlamaCpp | None:
         """In `folder`, or on the PATH. None if there is no llama-bench there.
 
         Raises ConfigError if a folder was named and has none.
@@ -36,7 +37,7 @@ class LlamaCpp:
         where = None if folder is None else str(folder)
         found = {name: path for name in names if (path := shutil.which(name, path=where)) is not None}
         if "llama-bench" in found:
-            return LlamaCpp(found, model, threads)
+            return LlamaCpp(found, model, threads, timeout)
         if folder is not None:
             raise ConfigError(f"{folder} has no llama-bench; name the folder of llama.cpp's programs")
         return None
@@ -45,10 +46,10 @@ class LlamaCpp:
         if "llama-server" not in self.programs:
             return "unknown"
         # It says so on standard error.
-        text = output_of(["sh", "-c", '"$0" --version 2>&1', self.programs["llama-server"]], TIMEOUT)
-        return next((line for line in text.splitlines() if line.startswith("version")), text.strip()[:80])
+        command = ["sh", "-c", '"$0" --version 2>&1', self.programs["llama-server"]]
+        return llama_version(output_of(command, VERSION_SECONDS))
 
-    def run(self, workload: Workload) -> float | None:
+    def run(self, workload: Workload) -> float:
         threads = ["-m", str(self.model), "-t", str(self.threads)]
         if workload.kind in ("prefill", "decode"):
             lengths = (
@@ -57,8 +58,10 @@ class LlamaCpp:
                 else ["-p", "0", "-n", str(workload.output - 1), "-d", str(workload.prompt)]
             )
             command = [self.programs["llama-bench"], *threads, *lengths, "-r", "1", "-o", "jsonl"]
-            return llama_bench_speed(output_of(command, TIMEOUT))
-        if workload.kind == "batch" and "llama-batched-bench" in self.programs:
+            return llama_bench_speed(output_of(command, self.timeout))
+        if workload.kind == "batch":
+            if "llama-batched-bench" not in self.programs:
+                raise CannotRun("there is no llama-batched-bench beside llama-bench")
             each = workload.prompt + workload.output
             command = [
                 self.programs["llama-batched-bench"], *threads,
@@ -66,21 +69,32 @@ class LlamaCpp:
                 "-npp", str(workload.prompt), "-ntg", str(workload.output), "-npl", str(workload.requests),
                 "--output-format", "jsonl",
             ]  # fmt: skip
-            return batched_bench_speed(output_of(command, TIMEOUT))
-        return None  # a prefix shared by all, and not by all of the prompt, is only had through the server
+            return batched_bench_speed(output_of(command, self.timeout))
+        raise CannotRun(
+            "llama-batched-bench shares whole prompts only; its server is asked for a shared prefix"
+        )
 
-    def server(self, needs: ServerNeeds) -> ServerCommand | None:
+    def server(self, needs: ServerNeeds) -> ServerCommand:
+        """Without its cache of prompts in memory beside the KV cache (--cache-ram, up to 8 GiB)."""
         if "llama-server" not in self.programs:
-            return None
+            raise CannotRun("there is no llama-server beside llama-bench")
         threads = str(needs.threads)
         return ServerCommand([
             self.programs["llama-server"], "-m", str(self.model), "-t", threads, "-tb", threads,
             "--host", "127.0.0.1", "--port", str(needs.port), "--parallel", str(needs.sequences),
-            "-c", str(needs.kv_tokens), "--no-warmup",
+            "-c", str(needs.kv_tokens), "--no-warmup", "--cache-ram", "0",
         ])  # fmt: skip
 
     def close(self) -> None:
         """Nothing runs between calls."""
+
+
+def llama_version(text: str) -> str:
+    """Of what `llama-server --version` says: "0.6.0-dev (unknown)" of "version: 0.6.0-dev (unknown)"."""
+    for line in text.splitlines():
+        if line.startswith("version"):
+            return line.removeprefix("version").lstrip(": ")
+    return text.strip()[:80] or "unknown"
 
 
 def llama_bench_speed(output: str) -> float:

@@ -7,6 +7,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fourfold.bench.engine import Workload
+from fourfold.errors import FourfoldError
+
+
+class CannotRun(FourfoldError):
+    """The engine has no way to do this: a gap in the table, not a failure."""
+
+
+class CannotStart(FourfoldError):
+    """The engine does not come up with this model; nothing more is asked of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +41,20 @@ class Peer(Protocol):
 
     @property
     def name(self) -> str: ...
-    def version(self) -> str: ...
-    def run(self, workload: Workload) -> float | None:
-        """Tokens/s as the workload defines them; None if the engine has no way to run it.
+    def version(self) -> str:
+        """Known once it ran something; "unknown" before, or if it does not say."""
+        ...
 
-        Raises FourfoldError with what the engine said if it fails.
+    def run(self, workload: Workload) -> float:
+        """Tokens/s as the workload defines them.
+
+        Raises CannotRun, CannotStart, or FourfoldError with what the engine said if it fails; it may be
+        asked again after the last.
         """
         ...
 
-    def server(self, needs: ServerNeeds) -> ServerCommand | None:
-        """None if it has no server."""
+    def server(self, needs: ServerNeeds) -> ServerCommand:
+        """Raises CannotRun if it has no server."""
         ...
 
     def close(self) -> None: ...

@@ -2,136 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
-from fourfold.bench.compare.peer import Peer, ServerNeeds
-from fourfold.bench.compare.serving import RunningServer, ServerLoad, free_port
+from fourfold.bench.compare.figures import Better, Collector, Comparison, Note
+from fourfold.bench.compare.peer import CannotRun, CannotStart, Peer, ServerNeeds
+from fourfold.bench.compare.serving import (
+    ONE_STREAM,
+    ONE_STREAM_KV_TOKENS,
+    RunningServer,
+    ServerLoad,
+    free_port,
+    kv_tokens,
+)
 from fourfold.bench.engine import Workload
-from fourfold.bench.stats import Runs
 from fourfold.errors import FourfoldError
-from fourfold.progress import Progress, silent
 
-Better = Literal["more", "less"]
+START, SERVER = "start", "server"
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One thing measured of all peers. unit: of the runs.  runs: by peer, in the same order for all."""
+class Plan:
+    """What is compared.
 
-    name: str
-    unit: str
-    better: Better
-    runs: dict[str, Runs]
-
-    def times_better(self, ours: str, theirs: str) -> Runs | None:
-        """How many times better `ours` is, run by run; None if either has no figure."""
-        if ours not in self.runs or theirs not in self.runs:
-            return None
-        a, b = self.runs[ours], self.runs[theirs]
-        return a.ratio(b) if self.better == "more" else b.ratio(a)
-
-    def best_other(self, ours: str) -> str | None:
-        others = {name: runs.median for name, runs in self.runs.items() if name != ours}
-        if not others:
-            return None
-        return (
-            max(others, key=others.__getitem__)
-            if self.better == "more"
-            else min(others, key=others.__getitem__)
-        )
-
-
-@dataclass(slots=True)
-class Comparison:
-    """failures: peer → why it has no more figures."""
-
-    figures: list[Figure] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-
-
-class _Collector:
-    """Runs by figure and peer, while they are measured."""
-
-    def __init__(self) -> None:
-        self.about: dict[str, tuple[str, Better]] = {}
-        self.values: dict[str, dict[str, list[float]]] = {}
-
-    def add(self, name: str, unit: str, better: Better, peer: str, value: float) -> None:
-        self.about[name] = (unit, better)
-        self.values.setdefault(name, {}).setdefault(peer, []).append(value)
-
-    def figures(self, repeats: int) -> list[Figure]:
-        """Of peers that finished every repeat."""
-        found = []
-        for name, by_peer in self.values.items():
-            runs = {peer: Runs(tuple(v)) for peer, v in by_peer.items() if len(v) == repeats}
-            if runs:
-                found.append(Figure(name, *self.about[name], runs))
-        return found
-
-
-def compare(
-    peers: Sequence[Peer],
-    workloads: Sequence[Workload],
-    loads: Sequence[ServerLoad],
-    repeats: int,
-    *,
-    threads: int,
-    with_servers: bool,
-    progress: Progress = silent,
-) -> Comparison:
-    """Each repeat runs each workload once by each peer, one after the other, and then each server in turn.
-
-    with_servers: start the peers' servers, for `loads`, start to first token and peak memory. They all get a
-    KV cache for the largest load. A peer that fails is left out from then on.
+    workloads: run by all.  own: workloads that only the first peer runs: what its own servers' figures are
+    held against.  loads: put on the peers' servers.  start: also start each server with a small KV cache, and
+    read its memory after one request.
+    repeats: rounds.  fewer: peer → rounds it takes part in.
+    repeat_within: seconds; what took a peer longer is not repeated by it.  timeout: seconds; a run that takes
+    longer fails.
     """
-    collected = _Collector()
-    result = Comparison()
 
-    def attempt(peer: Peer, what: str) -> bool:
-        progress(f"{peer.name}: {what}", 0, None, "runs")
-        return peer.name not in result.failures
-
-    for repeat in range(repeats):
-        for workload in workloads:
-            for peer in peers:
-                if attempt(peer, f"{workload.name}, {repeat + 1} of {repeats}"):
-                    try:
-                        speed = peer.run(workload)
-                    except FourfoldError as error:
-                        result.failures[peer.name] = f"{workload.name}: {error}"
-                        continue
-                    if speed is not None:
-                        collected.add(workload.name, "tok/s", "more", peer.name, speed)
-        if with_servers:
-            for peer in peers:
-                if attempt(peer, f"server, {repeat + 1} of {repeats}"):
-                    try:
-                        _serve(peer, loads, repeat, threads, collected)
-                    except FourfoldError as error:
-                        result.failures[peer.name] = f"server: {error}"
-    result.figures = collected.figures(repeats)
-    return result
+    workloads: Sequence[Workload]
+    loads: Sequence[ServerLoad]
+    start: bool
+    repeats: int
+    threads: int
+    own: Sequence[Workload] = ()
+    fewer: Mapping[str, int] = field(default_factory=dict)
+    repeat_within: float = 60.0
+    timeout: float = 600.0
 
 
-def _serve(peer: Peer, loads: Sequence[ServerLoad], seed: int, threads: int, collected: _Collector) -> None:
-    sequences = max((load.concurrency for load in loads), default=1)
-    longest = max((load.prompt + load.output for load in loads), default=512)
-    needs = ServerNeeds(free_port(), threads, sequences, sequences * (-(-longest // 32) * 32 + 32))
-    command = peer.server(needs)
-    if command is None:
-        return
-    with RunningServer(command, needs.port) as server:
-        collected.add("start", "s", "less", peer.name, server.start_seconds)
-        server.warm_up(seed)
-        for load in loads:
-            measured = server.measure(load, seed)
-            collected.add(load.name, "tok/s", "more", peer.name, measured.output_rate)
-            for metric in ("ttft", "tpot"):
-                distribution = measured.distributions[metric]
-                if distribution is not None:
-                    value = distribution.percentiles[50] * 1e3
-                    collected.add(f"{load.name} {metric} p50", "ms", "less", peer.name, value)
-        collected.add("peak memory", "MB", "less", peer.name, server.peak_memory / 1e6)
+def compare(peers: Sequence[Peer], plan: Plan, say: Say = lambda line: None) -> Comparison:
+    """Each round runs each workload once by each peer, one after the other, and then each server in turn.
+
+    What a peer fails at it is not asked for again; one that does not come up is left out altogether.
+    say: called with a line for each thing measured.
+    """
+    return _Rounds(peers, plan, say).run()
+
+
+class _Rounds:
+    def __init__(self, peers: Sequence[Peer], plan: Plan, say: Say) -> None:
+        self._peers = peers
+        self._plan = plan
+        self._say = say
+        self._collected = Collector()
+        self._gaps: list[Note] = []
+        self._failures: list[Note] = []
+        self._over: set[tuple[str, str]] = set()  # (peer, what) not to be done again
+        self._gone: set[str] = set()
+
+    def run(self) -> Comparison:
+        plan = self._plan
+        for repeat in range(plan.repeats):
+            for workload in plan.workloads:
+                for peer in self._peers:
+                    self._offline(peer, workload, repeat)
+            for workload in plan.own:
+                self._offline(self._peers[0], workload, repeat)
+            for peer in self._peers:
+                if any(self._open(peer, load.name, repeat) for load in plan.loads):
+                    self._attempt(peer, SERVER, repeat, partial(self._serve, peer, repeat))
+            for peer in self._peers:
+                if plan.start:
+                    self._attempt(peer, START, repeat, partial(self._start, peer, repeat))
+        return Comparison(self._collected.figures(), self._gaps, self._failures)
+
+    def _open(self, peer: Peer, what: str, repeat: int) -> bool:
+        """Whether the peer takes part in this round of `what`."""
+        rounds = self._plan.fewer.get(peer.name, self._plan.repeats)
+        return repeat < rounds and peer.name not in self._gone and (peer.name, what) not in self._over
+
+    def _attempt(self, peer: Peer, what: str, repeat: int, action: Callable[[], None]) -> bool:
+        """Whether it was done without failing."""
+        if not self._open(peer, what, repeat):
+            return True
+        began = time.perf_counter()
+        try:
+            action()
+        except CannotRun as reason:
+            self._over.add((peer.name, what))
+            self._gaps.append(Note(peer.name, what, str(reason)))
+            return True
+        except FourfoldError as error:
+            self._over.add((peer.name, what))
+            if isinstance(error, CannotStart):
+                self._gone.add(peer.name)
+            self._failures.append(Note(peer.name, what, str(error)))
+            self._say(f"{peer.name}: {what} failed: {error}")
+            return False
+        took = time.perf_counter() - began
+        if took > self._plan.repeat_within and what != SERVER and repeat + 1 < self._plan.repeats:
+            self._over.add((peer.name, what))
+            self._gaps.append(Note(peer.name, what, f"not repeated: it took {took:.0f} s"))
+        return True
+
+    def _offline(self, peer: Peer, workload: Workload, repeat: int) -> None:
+        def action() -> None:
+            self._add(workload.name, "tok/s", "more", peer, peer.run(workload), repeat)
+
+        self._attempt(peer, workload.name, repeat, action)
+
+    def _serve(self, peer: Peer, repeat: int) -> None:
+        loads = [load for load in self._plan.loads if self._open(peer, load.name, repeat)]
+        needs = ServerNeeds(
+            free_port(),
+            self._plan.threads,
+            max(load.concurrency for load in loads),
+            max(kv_tokens(load) for load in loads),
+        )
+        with RunningServer(peer.server(needs), needs.port, self._plan.timeout) as server:
+            server.warm_up(repeat)
+            for load in loads:
+                # A server that failed at one may be busy with it for long: it is asked for nothing more.
+                if not self._attempt(
+                    peer, load.name, repeat, partial(self._load, peer, server, load, repeat)
+                ):
+                    break
+            self._memory(peer, server, "under load", repeat)
+
+    def _load(self, peer: Peer, server: RunningServer, load: ServerLoad, repeat: int) -> None:
+        measured = server.measure(load, repeat)
+        self._add(load.name, "tok/s", "more", peer, measured.output_rate, repeat)
+        for metric in ("ttft", "tpot"):
+            distribution = measured.distributions[metric]
+            if distribution is not None:
+                value = distribution.percentiles[50] * 1e3
+                self._add(f"{load.name} {metric} p50", "ms", "less", peer, value, repeat)
+
+    def _start(self, peer: Peer, repeat: int) -> None:
+        needs = ServerNeeds(free_port(), self._plan.threads, ONE_STREAM.concurrency, ONE_STREAM_KV_TOKENS)
+        command = peer.server(needs)
+        if repeat == 0 and not self._plan.loads:
+            # The first start builds and compiles what later ones find, and reads the file from the disk.
+            RunningServer(command, needs.port, self._plan.timeout).close()
+        with RunningServer(command, needs.port, self._plan.timeout) as server:
+            self._add(START, "s", "less", peer, server.start_seconds, repeat)
+            server.measure(ONE_STREAM, repeat)
+            self._memory(peer, server, "of one stream", repeat)
+
+    def _memory(self, peer: Peer, server: RunningServer, when: str, repeat: int) -> None:
+        self._add(f"peak RSS {when}", "MB", "less", peer, server.peak_memory / 1e6, repeat)
+        self._add(f"PSS {when}", "MB", "less", peer, server.memory / 1e6, repeat)
+
+    def _add(self, name: str, unit: str, better: Better, peer: Peer, value: float, repeat: int) -> None:
+        self._collected.add(name, unit, better, peer.name, value)
+        self._say(f"{repeat + 1}/{self._plan.repeats} {name}: {peer.name} {value:.4g} {unit}")

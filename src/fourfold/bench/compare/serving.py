@@ -14,14 +14,14 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from fourfold.bench.compare.commands import SAID_CHARACTERS
-from fourfold.bench.compare.peer import ServerCommand
+from fourfold.bench.compare.peer import CannotStart, ServerCommand
 from fourfold.bench.load.dataset import RandomItems, RequestShape
 from fourfold.bench.load.http import Server
 from fourfold.bench.load.measure import send
 from fourfold.bench.load.models import served_models
 from fourfold.bench.load.report import LoadReport, report
 from fourfold.bench.load.run import Arrivals, run_load
-from fourfold.bench.process import peak_memory
+from fourfold.bench.process import peak_memory, proportional_memory
 from fourfold.config import child_environment
 from fourfold.errors import FourfoldError
 
@@ -53,6 +53,16 @@ SERVER_LOADS = {
 }
 
 
+ONE_STREAM = ServerLoad("one stream", 1, 1, 512, 128)
+"""What a server answers before its memory is read."""
+ONE_STREAM_KV_TOKENS = 4096
+
+
+def kv_tokens(load: ServerLoad) -> int:
+    """Tokens of a KV cache that holds all requests in flight, in pages of up to 32 tokens, with one spare."""
+    return load.concurrency * (-(-(load.prompt + load.output) // 32) * 32 + 32)
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -65,8 +75,12 @@ class RunningServer:
     start_seconds: from starting the process to the end of an answer of one token.
     """
 
-    def __init__(self, command: ServerCommand, port: int) -> None:
-        """Raises FourfoldError with what the server said if it ends, or does not answer for ten minutes."""
+    def __init__(self, command: ServerCommand, port: int, timeout: float) -> None:
+        """timeout: seconds that one answer may take.
+
+        Raises CannotStart with what the server said if it ends, or does not answer for ten minutes.
+        """
+        self._timeout = timeout
         self._said: IO[bytes] = TemporaryFile()  # noqa: SIM115 (closed by close)
         self._server = Server("127.0.0.1", port, False, "")
         started = time.perf_counter()
@@ -77,10 +91,10 @@ class RunningServer:
                 stdout=self._said,
                 stderr=subprocess.STDOUT,
                 env=child_environment(**command.environment),
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as error:
-            raise FourfoldError(f"{command.command[0]} cannot be run: {error.strerror or error}") from error
+            raise CannotStart(f"{command.command[0]} cannot be run: {error.strerror or error}") from error
         try:
             self._model = asyncio.run(self._first_answer(started + START_SECONDS))
         except BaseException:
@@ -96,14 +110,19 @@ class RunningServer:
 
     @property
     def peak_memory(self) -> int:
-        """Bytes, of all its processes."""
+        """Bytes, the peaks of all its processes added up."""
         return peak_memory(self._process.pid)
+
+    @property
+    def memory(self) -> int:
+        """Bytes now, of all its processes; what they share counts once."""
+        return proportional_memory(self._process.pid)
 
     def measure(self, load: ServerLoad, seed: int) -> LoadReport:
         """Raises FourfoldError if a request fails: the others' figures would mean nothing."""
         items = RandomItems(load.prompt - load.shared, load.output, prefix_len=load.shared)
         requests = RequestShape(self._model).prepare(items.items(load.requests, seed))
-        run = asyncio.run(run_load(self._server, requests, Arrivals(load.concurrency), timeout=START_SECONDS))
+        run = asyncio.run(run_load(self._server, requests, Arrivals(load.concurrency), timeout=self._timeout))
         measured = report(run)
         if measured.errors:
             raise FourfoldError(f"{load.name}: {', '.join(measured.errors)}")
@@ -128,7 +147,7 @@ class RunningServer:
         model, problem = "", "no answer"
         while time.perf_counter() < deadline:
             if self._process.poll() is not None:
-                raise FourfoldError(f"the server ended with {self._process.returncode}: {self._last_words()}")
+                raise CannotStart(f"the server ended with {self._process.returncode}: {self._last_words()}")
             try:
                 model = model or (await served_models(self._server))[0]
                 (request,) = RequestShape(model).prepare(RandomItems(32, 1).items(1, 0))
@@ -139,7 +158,7 @@ class RunningServer:
             except FourfoldError as error:
                 problem = str(error)
             await asyncio.sleep(POLL_SECONDS)
-        raise FourfoldError(f"the server did not answer within {START_SECONDS:g} s: {problem}")
+        raise CannotStart(f"the server did not answer within {START_SECONDS:g} s: {problem}")
 
     def _last_words(self) -> str:
         self._said.seek(0, os.SEEK_END)
