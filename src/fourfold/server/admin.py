@@ -1,4 +1,4 @@
-"""What operators ask: models, health, metrics, version, the KV ledger."""
+"""What operators ask: models, health, metrics, version."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from starlette.responses import Response
 
 from fourfold._version import __version__
 from fourfold.errors import FourfoldError
+from fourfold.server.debug import ENGINE_ANSWER_SECONDS
 from fourfold.server.errors import JSON, HTTPError
 from fourfold.server.front import Front
 from fourfold.types import EngineStats
 
 log = logging.getLogger("fourfold.server")
-
-ENGINE_ANSWER_SECONDS = 5.0
-"""An engine that has not said anything for that long is reported as not answering."""
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -90,24 +88,3 @@ async def metrics(front: Front, _: Request) -> Response:
 
     text = render(front.metrics, front.model, front.names[0], await _stats(front))
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
-
-
-async def kv_ledger(front: Front, _: Request) -> Response:
-    """The states of all KV blocks; balanced means that they add up (design rule 2)."""
-    stats = await _stats(front)
-    if stats is None:
-        raise HTTPError(503, "the engine did not answer", "service_unavailable_error", code="unhealthy")
-    states = {"free": stats.free_blocks, "cached": stats.cached_blocks, "live": stats.live_blocks}
-    return _json(
-        {
-            **states,
-            "total": stats.total_blocks,
-            "balanced": sum(states.values()) == stats.total_blocks,
-            "block_size": front.model.block_size,
-            "running": stats.running,
-            "waiting": stats.waiting,
-            "preemptions": stats.preemptions,
-            "aborted": stats.aborted,
-            "step": stats.step,
-        }
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fourfold.engine.client import EngineClient
-from fourfold.server import admin
+from fourfold.server import admin, debug
 from fourfold.server.chat import chat_completions
 from fourfold.server.completions import completions
 from fourfold.server.errors import error_response, on_http_exception
@@ -40,8 +41,14 @@ _ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
     ("GET", "/ping", admin.ping, "The same, where a platform expects it."),
     ("GET", "/metrics", admin.metrics, "Prometheus metrics."),
     ("GET", "/version", admin.version, "The version of Fourfold."),
-    ("GET", "/debug/kv", admin.kv_ledger, "The states of all KV blocks."),
+    ("GET", "/v1/requests/{id:path}/trace", debug.trace, "What became of one request in the engine."),
+    ("GET", "/debug/kv", debug.kv, "The states of all KV blocks, and the prefix cache."),
+    ("GET", "/debug/requests", debug.requests, "The open requests."),
+    ("GET", "/debug/status", debug.status, "All that `fourfold top` shows."),
 )
+
+
+_PARAMETER = re.compile(r"\{(\w+)")
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
@@ -73,7 +80,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
         )
         middleware.insert(0, cors)
     operations = [
-        Operation(method, path.replace(":path", ""), summary, ("name",) if "{name" in path else ())
+        Operation(method, path.replace(":path", ""), summary, tuple(_PARAMETER.findall(path)))
         for method, path, _, summary in _ROUTES
     ]
     app = Starlette(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,9 +78,9 @@ async def chat_completions(front: Front, request: Request) -> Response:
     )
     prompt, role = await render(front, body, add_special_tokens=bool(body.add_special_tokens))
     ask = await Ask.of(request, body, "messages")
-    generation = front.generation(front.jobs([prompt], sampling, ask, sampling.n))
+    generation = front.generation(front.jobs([prompt], sampling, ask, sampling.n), body.return_trace)
     asked = Asked(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
+        id=f"chatcmpl-{generation.id}",
         created=int(time.time()),
         model=model,
         n=sampling.n,
@@ -132,6 +131,7 @@ async def _answer(
         ],
         "usage": generation.usage.as_dict(),
         **guarantee_body(constraint),
+        **await generation.trace_field(),
     }
     if asked.prompt_logprobs:
         given = choices[0].prompt_logprobs

@@ -90,10 +90,10 @@ async def events(
                 waiting[index] = Choice()
             if out:
                 yield b"".join(out)
-    end = DONE
+    end = await generation.trace_field()
     if wanted.at_end:
-        end = start + b',"choices":[],"usage":' + encode(generation.usage.as_dict()) + b"}\n\n" + DONE
-    yield end
+        end = {"usage": generation.usage.as_dict(), **end}
+    yield (start + b',"choices":[],' + encode(end)[1:] + b"\n\n" if end else b"") + DONE
 
 
 def _tail(choice: Choice) -> bytes:

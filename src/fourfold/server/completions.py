@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,10 +98,10 @@ async def completions(front: Front, request: Request) -> Response:
     ]
     ask = await Ask.of(request, body, "prompt", DEFAULT_MAX_TOKENS)
     jobs = front.jobs(to_continue, sampling, ask, best_of)
-    generation = front.generation(jobs)
+    generation = front.generation(jobs, body.return_trace)
     asked = Asked(
         head={
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{generation.id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
@@ -172,6 +171,7 @@ async def _answer(
         "choices": [_choice(asked, index, choice) for index, choice in enumerate(choices)],
         "usage": generation.usage.as_dict(),
         **guarantee_body(constraint),
+        **await generation.trace_field(),
     }
     return Response(encode(body), media_type=JSON, headers=headers)
 

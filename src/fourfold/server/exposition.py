@@ -3,7 +3,7 @@ costs 50 ms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -38,6 +38,12 @@ class _Snapshot:
         for status, count in sorted(self._metrics.errors.items()):
             errors.add_metric([str(status)], count)
         yield errors
+        yield self._by(
+            "fourfold:refused_sequences",
+            "Sequences the engine did not take, or that failed before their first token.",
+            "reason",
+            self._metrics.refused,
+        )
         yield self._gauge(
             "fourfold:sequences_in_flight", "Sequences handed to the engine.", self._metrics.in_flight
         )
@@ -60,11 +66,25 @@ class _Snapshot:
         yield gauge(
             "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.live_blocks / total
         )
-        for state in ("free", "cached", "live", "total"):
+        for state in ("free", "cached", "live", "in_transfer", "total"):
             yield gauge(
                 f"fourfold:kv_blocks_{state}", f"KV blocks: {state}.", getattr(stats, f"{state}_blocks")
             )
         yield counter("vllm:num_preemptions", "Sequences preempted for want of KV blocks.", stats.preemptions)
+        yield self._by(
+            "fourfold:preemptions", "Sequences preempted, by reason.", "reason", stats.preemptions_by_reason
+        )
+        yield self._by(
+            "fourfold:cached_tokens",
+            "Tokens found in the cache by tier, also after preemptions.",
+            "tier",
+            stats.cached_tokens_by_tier,
+        )
+        yield counter(
+            "fourfold:prefill_tokens",
+            "Tokens computed that were known before: of prompts, and again after preemptions.",
+            stats.prefill_tokens,
+        )
         yield counter("vllm:prompt_tokens", "Prompt tokens of requests.", stats.prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield counter(
@@ -94,6 +114,12 @@ class _Snapshot:
         yield counter("fourfold:step_seconds", "Seconds spent in steps.", stats.step_seconds)
         yield counter("fourfold:backend_seconds", "Seconds of those in the backend.", stats.backend_seconds)
         yield gauge("fourfold:engine_rss_bytes", "Resident memory of the engine.", stats.rss_bytes)
+
+    def _by(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, text, labels=["model_name", label])
+        for value, count in sorted(counts.items()):
+            family.add_metric([self._name, value], count)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -22,6 +22,7 @@ from fourfold.server.generate import Generation, Job
 from fourfold.server.metrics import Metrics
 from fourfold.server.settings import ServerSettings
 from fourfold.server.stream import OpenWork
+from fourfold.server.traces import Record, Records
 from fourfold.server.wire import Body, BodyReader, GenerationBody
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.output import OutputProcessor
@@ -47,6 +48,7 @@ class Front:
     settings: ServerSettings
     template: ChatTemplate | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    records: Records = field(default_factory=Records)
     open_work: OpenWork = field(default_factory=OpenWork)
     reader: BodyReader = field(default_factory=BodyReader)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -128,6 +130,7 @@ class Front:
         # What lies beyond only costs speed; this much is encoded in milliseconds.
         expected = ask.prediction[:MAX_PREDICTION]
         predicted = self.tokenizer.encode(expected, add_special_tokens=False) if expected else []
+        self.records.add(Record(group, ask.tenant, ask.request_id, count))
         jobs: list[Job] = []
         for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
             first = number * per_prompt
@@ -151,8 +154,17 @@ class Front:
         self.metrics.n.observe(per_prompt)
         return jobs
 
-    def generation(self, jobs: Sequence[Job]) -> Generation:
-        return Generation(self.client, jobs, self.metrics, self.model.max_num_seqs)
+    def generation(self, jobs: Sequence[Job], return_trace: bool | None = False) -> Generation:
+        """return_trace: whether its answer says what became of it in the engine."""
+        record = self.records.of_sequence(jobs[0].request.request_id)
+        return Generation(
+            self.client,
+            jobs,
+            self.metrics,
+            self.model.max_num_seqs,
+            record=record,
+            return_trace=bool(return_trace),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +187,7 @@ class Ask:
     prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
     constraint: what every answer must be.
     prediction: what the answers will probably be.
+    tenant: whose API key.  request_id: of the HTTP request.
     """
 
     salt: str
@@ -184,6 +197,8 @@ class Ask:
     default_max_tokens: int | None
     constraint: Constraint | None = None
     prediction: str = ""
+    tenant: str = ""
+    request_id: str = ""
 
     @staticmethod
     async def of(
@@ -200,6 +215,8 @@ class Ask:
             default_max_tokens,
             await constraint_of(body),
             _prediction(body.prediction),
+            request.state.tenant,
+            request.state.request_id,
         )
 
 

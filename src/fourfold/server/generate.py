@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fourfold.engine.client import EngineClient
-from fourfold.errors import EngineDeadError, EngineFaultError, InvalidRequestError
+from fourfold.errors import EngineDeadError, EngineFaultError, FourfoldError, InvalidRequestError
+from fourfold.server.errors import as_http
 from fourfold.server.metrics import Metrics, SequenceTimer
+from fourfold.server.traces import Record, trace_object
 from fourfold.text.output import Delta, OutputProcessor
 from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
+
+TRACE_SECONDS = 5.0
+"""How long the end of an answer waits for its trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,44 @@ class Generation:
     neither overflows the waiting queue by itself nor keeps others out of the batch for longer than it has to.
     """
 
-    def __init__(self, client: EngineClient, jobs: Sequence[Job], metrics: Metrics, window: int) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        jobs: Sequence[Job],
+        metrics: Metrics,
+        window: int,
+        *,
+        record: Record | None = None,
+        return_trace: bool = False,
+    ) -> None:
+        """record: what is remembered of this request; told how its sequences end."""
+        self._record = record
+        self._return_trace = return_trace
         self._client = client
         self._jobs = jobs
         self._metrics = metrics
         self._window = window
         # One prompt counts once, however many answers it gets.
         self.usage = Usage(prompt_tokens=sum(len(j.request.prompt_ids) for j in jobs if j.sibling == 0))
+
+    @property
+    def id(self) -> str:
+        """What the response's id ends with."""
+        return self._jobs[0].request.request_id.rpartition("-")[0]
+
+    async def trace_field(self) -> dict[str, Any]:
+        """{"trace": ...} of what is in the engine's record, if that was asked for. A trace that cannot be had
+        is no reason to lose the answer, so it says why instead."""
+        if not self._return_trace or self._record is None:
+            return {}
+        try:
+            timelines = await asyncio.wait_for(
+                self._client.timelines(self._record.sequence_ids), TRACE_SECONDS
+            )
+        except (EngineDeadError, TimeoutError) as error:
+            why = str(error) or f"the engine did not answer within {TRACE_SECONDS:g} s"
+            return {"trace": {"error": why}}
+        return {"trace": trace_object(self._record, timelines)}
 
     async def increments(self) -> AsyncGenerator[list[Increment]]:
         if len(self._jobs) == 1:
@@ -138,6 +174,7 @@ class Generation:
                 async for event in events:
                     _raise_failure(event)
                     if event.token_ids:
+                        timer.queued(event.queue_seconds)
                         timer.tokens(len(event.token_ids))
                     if job.sibling == 0:
                         self.usage.cached_tokens += event.cached_tokens
@@ -153,11 +190,23 @@ class Generation:
                     if delta.done:
                         return
             raise EngineFaultError("the engine ended an answer without saying why; send the request again")
-        except Exception:
+        except Exception as error:
             reason = "error"
+            if timer.generated == 0:
+                self._metrics.refused[_reason_of(error)] += 1
             raise
         finally:
+            if self._record is not None:
+                self._record.ended[job.index] = reason
             timer.end(reason)
+
+
+def _reason_of(error: Exception) -> str:
+    """A word for a metric."""
+    if not isinstance(error, FourfoldError):
+        return "internal_error"
+    http = as_http(error)
+    return http.code or http.kind
 
 
 def _raise_failure(event: EngineEvent) -> None:

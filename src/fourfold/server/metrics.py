@@ -53,6 +53,20 @@ class Metrics:
             "Mean seconds per token of an answer, after its first token.",
             _SECONDS,
         )
+        self.queue = Histogram(
+            "vllm:request_queue_time_seconds",
+            "Seconds from the arrival of a request until it has a place in the batch.",
+            _SECONDS,
+        )
+        self.prefill = Histogram(
+            "vllm:request_prefill_time_seconds", "Seconds from there to the first token.", _SECONDS
+        )
+        self.decode = Histogram(
+            "vllm:request_decode_time_seconds", "Seconds from the first token to the last.", _SECONDS
+        )
+        self.inference = Histogram(
+            "vllm:request_inference_time_seconds", "Seconds with a place in the batch.", _SECONDS
+        )
         self.latency = Histogram(
             "vllm:e2e_request_latency_seconds", "Seconds from the arrival of a request to its end.", _SECONDS
         )
@@ -65,6 +79,8 @@ class Metrics:
         self.finished: Counter[FinishReason] = Counter()
         self.errors: Counter[int] = Counter()
         """Refused and failed HTTP requests by status."""
+        self.refused: Counter[str] = Counter()
+        """Sequences that the engine did not take, or that failed before their first token, by reason."""
         self.in_flight = 0
         """Sequences handed to the engine and not finished."""
 
@@ -72,6 +88,7 @@ class Metrics:
     def histograms(self) -> tuple[Histogram, ...]:
         return (
             self.ttft, self.inter_token, self.per_token, self.latency,
+            self.queue, self.prefill, self.decode, self.inference,
             self.prompt, self.generation, self.max_tokens, self.n,
         )  # fmt: skip
 
@@ -79,16 +96,22 @@ class Metrics:
 class SequenceTimer:
     """Times one sequence, from `arrival` (time.monotonic seconds) on."""
 
-    __slots__ = ("_arrival", "_first", "_last", "_metrics", "_prompt_tokens", "generated")
+    __slots__ = ("_arrival", "_first", "_last", "_metrics", "_prompt_tokens", "_queue", "generated")
 
     def __init__(self, metrics: Metrics, arrival: float, prompt_tokens: int) -> None:
         self._metrics = metrics
         self._arrival = arrival
         self._first = 0.0
         self._last = 0.0
+        self._queue = 0.0
         self._prompt_tokens = prompt_tokens
         self.generated = 0
         metrics.in_flight += 1
+
+    def queued(self, seconds: float) -> None:
+        """It waited so long for its place; only the first call counts, and it comes before any tokens."""
+        if self.generated == 0:
+            self._queue = seconds
 
     def tokens(self, count: int) -> None:
         """`count` > 0 tokens came in."""
@@ -109,6 +132,12 @@ class SequenceTimer:
         if reason in ("abort", "error"):
             return
         self._metrics.latency.observe(time.monotonic() - self._arrival)
+        if self.generated:
+            started = self._arrival + self._queue
+            self._metrics.queue.observe(self._queue)
+            self._metrics.prefill.observe(self._first - started)
+            self._metrics.decode.observe(self._last - self._first)
+            self._metrics.inference.observe(self._last - started)
         self._metrics.prompt.observe(self._prompt_tokens)
         self._metrics.generation.observe(self.generated)
         if self.generated > 1:

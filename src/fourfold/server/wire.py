@@ -51,6 +51,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_trace: bool | None = None
     # What the answer must be: see constraints.py.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from fourfold.errors import FourfoldError
+from fourfold.errors import EngineDeadError, FourfoldError
 from fourfold.text.bpe import LibraryEncoder
 from fourfold.text.tokenizer import Tokenizer, TokenizerSpec
 from fourfold.text.vocabulary import TokenKind, Vocabulary, byte_alphabet
+from fourfold.timeline import EngineView, LiveRequest, Timeline, TimelineEvent, Totals, TreeView
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo, TokenLogprob
 
 TEMPLATE = """\
@@ -56,6 +57,19 @@ MODEL = ModelInfo(
 )  # fmt: skip
 
 
+def timeline_of(request: EngineRequest, finished: bool) -> Timeline:
+    return Timeline(
+        request_id=request.request_id, arrived=1e9, state="finished",
+        totals=Totals(prompt_tokens=len(request.prompt_ids)),
+        events=[
+            TimelineEvent(event="queued", at=0.0, tokens=len(request.prompt_ids)),
+            TimelineEvent(event="held", at=0.25, steps=2, until=0.5, reason="prefix_in_flight"),
+            TimelineEvent(event="finished", at=1.0),
+        ],
+        finish_reason="stop" if finished else "abort",
+    )  # fmt: skip
+
+
 class FakeClient:
     """An EngineClient. reply: what to say to a request; an exception is raised instead of the first event.
 
@@ -81,6 +95,12 @@ class FakeClient:
         self.aborted: list[str] = []
         self.numbers = EngineStats(total_blocks=64, free_blocks=64)
         self.logprob = -0.5
+        self.queue_seconds = 0.0
+        self.known: dict[str, Timeline] = {}
+        """Timelines of ended requests."""
+        self.mute = False
+        self.tree: TreeView | None = None
+        self.asked_salts: Sequence[str] | None = None
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent]:
         assert request.request_id not in self.active
@@ -98,6 +118,7 @@ class FakeClient:
                 finished = event.finish_reason is not None
                 yield event
         finally:
+            self.known[request.request_id] = timeline_of(request, finished)
             self.active.discard(request.request_id)
             if not finished:
                 self.aborted.append(request.request_id)
@@ -127,6 +148,7 @@ class FakeClient:
                 finish_reason=reason if last else None,
                 stop_token=stop if last else None,
                 cached_tokens=self.cached if number == 0 else 0,
+                queue_seconds=self.queue_seconds if number == 0 else 0.0,
             )
 
     def _logprob(self, id: int, k: int) -> TokenLogprob:
@@ -138,6 +160,24 @@ class FakeClient:
 
     async def stats(self) -> EngineStats:
         return self.numbers
+
+    async def timelines(self, request_ids: Sequence[str]) -> list[Timeline | None]:
+        if self.mute:
+            raise EngineDeadError("the engine died")
+        return [self.known.get(request_id) for request_id in request_ids]
+
+    async def view(self, salts: Sequence[str] | None) -> EngineView:
+        if self.mute:
+            raise EngineDeadError("the engine died")
+        self.asked_salts = salts
+        lines = [
+            LiveRequest(
+                request_id=name, state="decode", age=1.5, prompt_tokens=3, cached_tokens=1, computed_tokens=2,
+                generated_tokens=5, preemptions=0, tokens_per_second=10.0,
+            )
+            for name in sorted(self.active)
+        ]  # fmt: skip
+        return EngineView(stats=self.numbers, requests=lines, open_requests=len(lines), tree=self.tree)
 
     async def healthy(self) -> tuple[bool, str]:
         return self.health

@@ -129,6 +129,7 @@ async def test_metrics_without_an_engine(
         raise EngineDeadError("gone")
 
     monkeypatch.setattr(engine, "stats", dead)
+    engine.mute = True
     metrics = await _metrics(http)
     assert metrics["fourfold:engine_up"] == 0
     assert "vllm:num_requests_running" not in metrics
