@@ -35,11 +35,13 @@ class Expected:
 
     tools: those that may be called; without any, no text is taken for a call.
     opened: reasoning was begun in the prompt.
+    most_calls: the answer ends with that many. None for any number.
     """
 
     format: AnswerFormat
     tools: Tools = field(default_factory=dict)
     opened: bool = False
+    most_calls: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -52,9 +54,13 @@ class AnswerParser:
     """Text in, in any cut; parts out. Never raises for what a model writes, and loses no text but markup and
     the white space around it."""
 
-    __slots__ = ("_out", "_reader", "_step")
+    __slots__ = ("_ended", "_most", "_out", "_reader", "_step", "reasons")
 
     def __init__(self, expected: Expected) -> None:
+        self.reasons = expected.format.harmony or expected.format.reasoning is not None
+        """Whether answers of this format may hold reasoning."""
+        self._most = expected.most_calls
+        self._ended = 0
         self._reader = Reader()
         self._out = Out()
         self._step: Step[None] | None = self._run(expected)
@@ -65,17 +71,34 @@ class AnswerParser:
         """Whether what was pushed last belongs to the reasoning."""
         return self._out.in_reasoning
 
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._out.calls
+
+    @property
+    def done(self) -> bool:
+        """Whether there were as many calls as there may be; the rest is no part of the answer."""
+        return self._most is not None and self._ended >= self._most
+
     def push(self, text: str) -> list[Part]:
         self._reader.feed(text)
         self._advance()
-        return self._out.take()
+        return self._limited(self._out.take())
 
     def finish(self) -> list[Part]:
         """The parts that waited for what might have followed."""
         self._reader.end()
         self._advance()
         self._out.finish()
-        return self._out.take()
+        return self._limited(self._out.take())
+
+    def _limited(self, parts: list[Part]) -> list[Part]:
+        for at, part in enumerate(parts):
+            if self.done:
+                return parts[:at]
+            self._ended += part.kind == "end"
+        return parts
 
     def _advance(self) -> None:
         if self._step is not None:

@@ -53,8 +53,7 @@ _TOOL_NAMES = {
     "gpt_oss": _HARMONY,
 }
 _REASONING_NAMES = {
-    "deepseek_r1": "think",
-    "deepseek-r1": "think",
+    "deepseek-r1": "deepseek_r1",
     "deepseek_v3": "think",
     "qwen3": "think",
     "glm45": "think",
@@ -107,7 +106,7 @@ def _tools(template: str) -> ToolFormat:
 
 
 def _reasoning(template: str) -> ReasoningFormat | None:
-    return next((each for each in REASONING.values() if each.end in template), None)
+    return next((each for each in REASONING.values() if each.end in template and not each.always), None)
 
 
 def _named(given: str | None, aliases: dict[str, str], known: dict[str, object], what: str) -> str | None:

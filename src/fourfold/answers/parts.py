@@ -61,7 +61,7 @@ class Out:
     def __init__(self) -> None:
         self._parts: list[Part] = []
         self._calls = 0
-        self._kind: Kind = "content"
+        self._kind: Kind | None = None
         self._fresh = False
         """Whether nothing but white space came since the last markup."""
         self._space = ""

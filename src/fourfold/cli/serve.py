@@ -45,6 +45,18 @@ DEFAULTS = ServerSettings()
 )
 @click.option("--chat-template", metavar="FILE|JINJA", help="Chat template instead of the model's own.")
 @click.option(
+    "--tool-call-parser",
+    metavar="NAME",
+    help="Format of tool calls, such as hermes, llama3_json or mistral; none for no calls. "
+    "[default: told by the chat template]",
+)
+@click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="Format of reasoning, such as deepseek_r1, qwen3 or mistral; none to leave it in the content. "
+    "[default: told by the chat template]",
+)
+@click.option(
     "--trust-request-chat-template",
     "allow_request_chat_template",
     is_flag=True,
@@ -91,6 +103,8 @@ def serve(
         served_model_names=flags["served_model_names"],
         api_keys=api_keys or ((environment.api_key,) if environment.api_key else ()),
         chat_template=read_template(chat_template),
+        tool_call_parser=flags["tool_call_parser"],
+        reasoning_parser=flags["reasoning_parser"],
         allow_request_chat_template=flags["allow_request_chat_template"],
         cors_origins=flags["cors_origins"],
         drain_timeout=flags["drain_timeout"],

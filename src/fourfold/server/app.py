@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from fourfold.engine.client import EngineClient
 from fourfold.server import admin, debug
+from fourfold.server.answers import Formats
 from fourfold.server.chat import chat_completions
 from fourfold.server.completions import completions
 from fourfold.server.errors import error_response, on_http_exception
@@ -59,7 +60,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     """
     has_template = settings.chat_template is not None or tokenizer.chat_template is not None
     template = ChatTemplate.of(tokenizer, settings.chat_template) if has_template else None
-    front = Front(client, tokenizer, settings, template)
+    front = Front(client, tokenizer, settings, Formats(tokenizer, settings), template)
     middleware = [
         Middleware(
             Gate,

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fourfold.answers.parts import Answer, Part
 from fourfold.errors import InvalidRequestError
+from fourfold.server.answers import (
+    answer_constraint,
+    expected_answer,
+    reasoning_variables,
+    thinking_budget,
+)
 from fourfold.server.chunks import Choice, collect, events
 from fourfold.server.constraints import guarantee_body, guarantee_headers
 from fourfold.server.errors import JSON
 from fourfold.server.front import Ask, Front
 from fourfold.server.generate import Generation
 from fourfold.server.logprobs import TokenNames, chat_content, prompt_infos, prompt_logprobs
-from fourfold.server.messages import render
+from fourfold.server.messages import render, template_of
 from fourfold.server.sampling import sampling_params, usage_wanted
 from fourfold.server.stream import EventStream, Watched
+from fourfold.server.tools import mistral_call_id, openai_call_id, read_tools
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import ChatBody
 from fourfold.types import MAX_LOGPROBS, Constraint
@@ -30,7 +38,11 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checked request. role: of the message that the answer is, or continues."""
+    """A checked request. role: of the message that the answer is, or continues.
+
+    reasoning: whether it is shown.  legacy: calls are functions, of which there is one.
+    call_id: makes the ids of calls.
+    """
 
     id: str
     created: int
@@ -41,6 +53,9 @@ class Asked:
     names: TokenNames
     logprobs: bool
     prompt_logprobs: bool
+    reasoning: bool = True
+    legacy: bool = False
+    call_id: Callable[[], str] = openai_call_id
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -50,14 +65,71 @@ class Asked:
             {"content": chat_content(self.names, choice.logprobs), "refusal": None} if self.logprobs else None
         )
 
+    def finish_reason(self, choice: Choice) -> str | None:
+        return (
+            "function_call" if self.legacy and choice.finish_reason == "tool_calls" else choice.finish_reason
+        )
+
     def chunk_content(self, _: int, choice: Choice) -> bytes | None:
-        if choice.text:
+        choice.finish_reason = self.finish_reason(choice)
+        if choice.parts:
+            found = self._delta(choice.parts)
+            if not (found or choice.finish_reason):
+                return None
+            delta = b'"delta":' + encode(found)
+        elif choice.text and choice.content:
             delta = b'"delta":{"content":' + encode(choice.text) + b"}"
         elif choice.finish_reason:
             delta = b'"delta":{}'
         else:
             return None
         return delta + b',"logprobs":' + encode(self.choice_logprobs(choice))
+
+    def _delta(self, parts: list[Part]) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            if part.kind == "content":
+                delta["content"] = delta.get("content", "") + part.text
+            elif part.kind == "reasoning":
+                if self.reasoning:
+                    text = delta.get("reasoning_content", "") + part.text
+                    # The field's name in vLLM, and its newer one.
+                    delta["reasoning_content"] = delta["reasoning"] = text
+            elif part.kind == "call":
+                head: dict[str, Any] = {"index": part.index, "id": self.call_id(), "type": "function"}
+                calls[part.index] = head | {"function": {"name": part.text, "arguments": ""}}
+            elif part.kind == "arguments":
+                call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += part.text
+        if calls and self.legacy:
+            delta["function_call"] = next(iter(calls.values()))["function"]
+        elif calls:
+            delta["tool_calls"] = list(calls.values())
+        return delta
+
+    def message(self, choice: Choice) -> dict[str, Any]:
+        """The whole answer of one choice."""
+        if choice.content:
+            return {"role": self.role, "content": choice.text, "refusal": None}
+        answer = Answer()
+        for part in choice.parts:
+            answer.add(part)
+        calls = [{"name": call.name, "arguments": call.arguments} for call in answer.calls]
+        message: dict[str, Any] = {
+            "role": self.role,
+            "content": answer.content if answer.content or not calls else None,
+            "refusal": None,
+        }
+        if answer.reasoning and self.reasoning:
+            message["reasoning_content"] = message["reasoning"] = answer.reasoning
+        if calls and self.legacy:
+            message["function_call"] = calls[0]
+        elif calls:
+            message["tool_calls"] = [
+                {"id": self.call_id(), "type": "function", "function": call} for call in calls
+            ]
+        return message
 
 
 async def chat_completions(front: Front, request: Request) -> Response:
@@ -76,21 +148,41 @@ async def chat_completions(front: Front, request: Request) -> Response:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    prompt, role = await render(front, body, add_special_tokens=bool(body.add_special_tokens))
+    tooling = read_tools(body)
+    template = template_of(front, body.chat_template)
+    format = front.formats.of(template.source)
+    budget = thinking_budget(body, template.source, exact=front.formats.ends_reasoning(format))
+    rendered = await render(
+        front,
+        body,
+        template,
+        add_special_tokens=bool(body.add_special_tokens),
+        tools=[tool.shown for tool in tooling.tools],
+        variables=reasoning_variables(body, template.source, format),
+    )
+    expected = expected_answer(format, body, tooling, rendered.text)
     ask = await Ask.of(request, body, "messages")
-    generation = front.generation(front.jobs([prompt], sampling, ask, sampling.n), body.return_trace)
+    promised, constraint = await answer_constraint(
+        front.formats, body, tooling, expected, ask.constraint, budget
+    )
+    ask = replace(ask, constraint=constraint, expected=None if expected.plain else expected)
+    generation = front.generation(front.jobs([rendered.prompt], sampling, ask, sampling.n), body.return_trace)
+    short_ids = expected.format.tools is not None and expected.format.tools.ids == "mistral"
     asked = Asked(
         id=f"chatcmpl-{generation.id}",
         created=int(time.time()),
         model=model,
         n=sampling.n,
-        prompt=prompt.ids,
-        role=role,
+        prompt=rendered.prompt.ids,
+        role=rendered.role,
         names=TokenNames(front.tokenizer, bool(body.return_tokens_as_token_ids)),
         logprobs=bool(body.logprobs),
         prompt_logprobs=body.prompt_logprobs is not None,
+        reasoning=body.include_reasoning is not False,
+        legacy=tooling.legacy,
+        call_id=mistral_call_id if short_ids else openai_call_id,
     )
-    headers = guarantee_headers(ask.constraint)
+    headers = guarantee_headers(promised)
     if body.stream:
         head = encode(asked.head("chat.completion.chunk"))[:-1]
         chunks = events(generation, asked.n, head, wanted, asked.chunk_content)
@@ -99,7 +191,7 @@ async def chat_completions(front: Front, request: Request) -> Response:
         )
 
     async def answer() -> Response:
-        return await _answer(asked, generation, ask.constraint, headers)
+        return await _answer(asked, generation, promised, headers)
 
     return Watched(answer, front.open_work)
 
@@ -122,9 +214,9 @@ async def _answer(
         "choices": [
             {
                 "index": index,
-                "message": {"role": asked.role, "content": choice.text, "refusal": None},
+                "message": asked.message(choice),
                 "logprobs": asked.choice_logprobs(choice),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": asked.finish_reason(choice),
                 "stop_reason": choice.stop_reason,
             }
             for index, choice in enumerate(choices)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fourfold.answers.parts import Part
 from fourfold.server.generate import Generation, Increment
 from fourfold.server.stream import DONE
 from fourfold.text.output import TokenInfo
@@ -21,6 +22,9 @@ class Choice:
     """What one sequence has given so far, or since its last chunk."""
 
     text: str = ""
+    content: bool = True
+    """Whether the text is content and nothing else; otherwise `parts` say what it is."""
+    parts: list[Part] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -29,11 +33,15 @@ class Choice:
     def take(self, increment: Increment) -> None:
         delta = increment.delta
         self.text += delta.text
+        if increment.parts is not None:
+            self.content = False
+            self.parts += increment.parts
         self.logprobs += delta.logprobs or ()
         if increment.prompt_logprobs is not None:
             self.prompt_logprobs = increment.prompt_logprobs
         if delta.done:
-            self.finish_reason = delta.finish_reason
+            called = increment.called and delta.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if called else delta.finish_reason
             self.stop_reason = delta.stop_reason
 
 

@@ -48,6 +48,16 @@ _WITHOUT_EFFECT = frozenset(
 
 async def constraint_of(body: GenerationBody) -> Constraint | None:
     """None if the answer may be anything. Raises InvalidRequestError."""
+    found = asked_of(body)
+    if found is None:
+        return None
+    field, kind, content = found
+    # Tens of milliseconds for a large schema, which must not hold up the streams.
+    return await asyncio.to_thread(make_constraint, kind, content, field)
+
+
+def asked_of(body: GenerationBody) -> Asked | None:
+    """The one constraint in a body. Raises InvalidRequestError if there are several."""
     asked = [*_of_response_format(body), *_of_structured_outputs(body)]
     for field, kind in _FIELDS.items():
         content = getattr(body, field)
@@ -58,9 +68,7 @@ async def constraint_of(body: GenerationBody) -> Constraint | None:
     if len(asked) > 1:
         names = " and ".join(field for field, _, _ in asked)
         raise InvalidRequestError(f"{names} constrain the same answer; give one of them", asked[1][0])
-    field, kind, content = asked[0]
-    # Tens of milliseconds for a large schema, which must not hold up the streams.
-    return await asyncio.to_thread(make_constraint, kind, content, field)
+    return asked[0]
 
 
 def guarantee_headers(constraint: Constraint | None) -> dict[str, str]:

@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from fourfold.answers.answer import AnswerParser, Expected
 from fourfold.engine.client import EngineClient
 from fourfold.engine.requests import RequestMaker
 from fourfold.errors import InvalidRequestError
+from fourfold.server.answers import Formats
 from fourfold.server.constraints import constraint_of
 from fourfold.server.errors import HTTPError
 from fourfold.server.gate import cache_salt, read_body
 from fourfold.server.generate import Generation, Job
 from fourfold.server.metrics import Metrics
+from fourfold.server.reading import PartReader
 from fourfold.server.settings import ServerSettings
 from fourfold.server.stream import OpenWork
 from fourfold.server.traces import Record, Records
@@ -41,11 +44,12 @@ stream."""
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """One application's parts. template: None if there is no chat template."""
+    """One application's parts. template: None if there is no chat template.  formats: of chat answers."""
 
     client: EngineClient
     tokenizer: Tokenizer
     settings: ServerSettings
+    formats: Formats
     template: ChatTemplate | None = None
     metrics: Metrics = field(default_factory=Metrics)
     records: Records = field(default_factory=Records)
@@ -126,6 +130,8 @@ class Front:
             )
             for prompt in prompts
         ]
+        answer = ask.expected
+        shown = frozenset[int]() if answer is None else self.formats.shown(answer.format)
         group = uuid.uuid4().hex
         # What lies beyond only costs speed; this much is encoded in milliseconds.
         expected = ask.prediction[:MAX_PREDICTION]
@@ -147,9 +153,15 @@ class Front:
             )
             for sibling, request in enumerate(requests):
                 output = OutputProcessor(
-                    self.tokenizer, request.sampling, request.eos_ids, prompt.continues_text, prompt.echoed
+                    self.tokenizer,
+                    request.sampling,
+                    request.eos_ids,
+                    prompt.continues_text,
+                    prompt.echoed,
+                    shown,
                 )
-                jobs.append(Job(first + sibling, number, sibling, request, output))
+                parts = None if answer is None else PartReader(output, AnswerParser(answer))
+                jobs.append(Job(first + sibling, number, sibling, request, output, parts))
             self.metrics.max_tokens.observe(limit)
         self.metrics.n.observe(per_prompt)
         return jobs
@@ -188,6 +200,7 @@ class Ask:
     constraint: what every answer must be.
     prediction: what the answers will probably be.
     tenant: whose API key.  request_id: of the HTTP request.
+    expected: what answers may hold; None if that is content and nothing else.
     """
 
     salt: str
@@ -199,6 +212,7 @@ class Ask:
     prediction: str = ""
     tenant: str = ""
     request_id: str = ""
+    expected: Expected | None = None
 
     @staticmethod
     async def of(

@@ -8,10 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from fourfold.answers.parts import Part
 from fourfold.engine.client import EngineClient
 from fourfold.errors import EngineDeadError, EngineFaultError, FourfoldError, InvalidRequestError
 from fourfold.server.errors import as_http
 from fourfold.server.metrics import Metrics, SequenceTimer
+from fourfold.server.reading import PartReader
 from fourfold.server.traces import Record, trace_object
 from fourfold.text.output import Delta, OutputProcessor
 from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
@@ -23,21 +25,26 @@ TRACE_SECONDS = 5.0
 @dataclass(frozen=True, slots=True)
 class Job:
     """One sequence to run. index: of its choice in the answer.  prompt: number of its prompt in the request.
-    sibling: which of the n (or best_of) completions of that prompt."""
+    sibling: which of the n (or best_of) completions of that prompt.  parts: None if its answer is content and
+    nothing else."""
 
     index: int
     prompt: int
     sibling: int
     request: EngineRequest
     output: OutputProcessor
+    parts: PartReader | None = None
 
 
 class Increment(NamedTuple):
-    """What one event brought to one choice. prompt_logprobs: with the first one, if asked for."""
+    """What one event brought to one choice. prompt_logprobs: with the first one, if asked for.  parts: what
+    the delta's text says, if it may be more than content.  called: whether the answer has called a tool."""
 
     choice: int
     delta: Delta
     prompt_logprobs: list[TokenLogprob | None] | None
+    parts: list[Part] | None = None
+    called: bool = False
 
 
 _DETAILS = ("forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
@@ -54,6 +61,8 @@ class Usage:
     """Of completion_tokens: those that were guessed right."""
     rejected_prediction_tokens: int = 0
     """Guesses that came to nothing; they are not in completion_tokens."""
+    reasoning_tokens: int | None = None
+    """Of completion_tokens: those of the reasoning. None if this model's reasoning is not told apart."""
 
     def as_dict(self) -> dict[str, object]:
         usage: dict[str, object] = {
@@ -63,6 +72,8 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
         details = {name: getattr(self, name) for name in _DETAILS if getattr(self, name)}
+        if self.reasoning_tokens is not None:
+            details["reasoning_tokens"] = self.reasoning_tokens
         if details:
             usage["completion_tokens_details"] = details
         return usage
@@ -98,6 +109,8 @@ class Generation:
         self._window = window
         # One prompt counts once, however many answers it gets.
         self.usage = Usage(prompt_tokens=sum(len(j.request.prompt_ids) for j in jobs if j.sibling == 0))
+        if any(job.parts is not None and job.parts.reasons for job in jobs):
+            self.usage.reasoning_tokens = 0
 
     @property
     def id(self) -> str:
@@ -178,7 +191,14 @@ class Generation:
                         timer.tokens(len(event.token_ids))
                     if job.sibling == 0:
                         self.usage.cached_tokens += event.cached_tokens
-                    delta = job.output.feed(event.token_ids, event.logprobs, event.finish_reason)
+                    parts: list[Part] | None = None
+                    if job.parts is None:
+                        delta = job.output.feed(event.token_ids, event.logprobs, event.finish_reason)
+                    else:
+                        reasoned = job.parts.reasoning_tokens
+                        delta, parts = job.parts.feed(event)
+                        if self.usage.reasoning_tokens is not None:
+                            self.usage.reasoning_tokens += job.parts.reasoning_tokens - reasoned
                     # What came in one event after a stop string is not part of the answer.
                     self.usage.completion_tokens += len(delta.token_ids)
                     self.usage.forced_tokens += event.forced_tokens
@@ -186,7 +206,8 @@ class Generation:
                     self.usage.rejected_prediction_tokens += event.rejected_draft_tokens
                     if delta.done:
                         reason = delta.finish_reason or "stop"
-                    yield Increment(job.index, delta, event.prompt_logprobs)
+                    called = job.parts is not None and job.parts.called
+                    yield Increment(job.index, delta, event.prompt_logprobs, parts, called)
                     if delta.done:
                         return
             raise EngineFaultError("the engine ended an answer without saying why; send the request again")

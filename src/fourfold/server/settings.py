@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fourfold.answers.detect import format_of
 from fourfold.errors import ConfigError
 
 
@@ -14,6 +15,8 @@ class ServerSettings:
     served_model_names: names the model answers to; the first one is shown. Empty: the engine's name for it.
     api_keys: any of them opens everything; /health is open to all. Empty: no authentication.
     chat_template: Jinja2 source that replaces the model's own.
+    tool_call_parser, reasoning_parser: formats of answers (see answers/detect.py) instead of those that the
+        chat template tells; "none" switches one off.
     allow_request_chat_template: whether a request may bring its own chat template.
     drain_timeout: seconds that running answers get after SIGTERM.
     first_event_grace: seconds a stream waits for its first token before its headers go out, so that what is
@@ -27,6 +30,8 @@ class ServerSettings:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     allow_request_chat_template: bool = False
     cors_origins: tuple[str, ...] = ()
     drain_timeout: float = 30.0
@@ -46,5 +51,6 @@ class ServerSettings:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)!r}")
         if any(not key or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise ConfigError("an API key must be one or more printable ASCII characters")
+        format_of("", self.tool_call_parser, self.reasoning_parser)
         if any(not name for name in self.served_model_names):
             raise ConfigError("a served model name must not be empty")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fourfold.errors import InvalidRequestError
 from fourfold.server.errors import JSON
 from fourfold.server.front import Front
-from fourfold.server.messages import render
+from fourfold.server.messages import render, template_of
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import DetokenizeBody, TokenizeBody
 
@@ -29,7 +29,11 @@ async def tokenize(front: Front, request: Request) -> Response:
         )
     special = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
     if body.messages is not None:
-        ids = (await render(front, body, add_special_tokens=bool(special)))[0].ids
+        template = template_of(front, body.chat_template)
+        rendered = await render(
+            front, body, template, add_special_tokens=bool(special), variables=body.chat_template_kwargs
+        )
+        ids = rendered.prompt.ids
     elif body.content is not None:
         ids = await front.encode(body.content, add_special_tokens=bool(special))
     else:

@@ -46,16 +46,11 @@ _CHAT: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "documents": _OFF,
     "echo": _OFF,
-    "function_call": (None, "none", "auto"),
-    "functions": _OFF,
     "mm_processor_kwargs": _OFF,
     "prompt": (None,),
     "modalities": (None, [], ["text"]),
-    "reasoning_effort": (None,),
     "service_tier": (None, "auto", "default"),
     "store": _OFF,
-    "tool_choice": (None, "none", "auto"),
-    "tools": _OFF,
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -66,7 +61,6 @@ _WITHOUT_EFFECT = frozenset(
         "guided_decoding_backend",
         "guided_whitespace_pattern",
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "request_id",
     }
@@ -78,13 +72,8 @@ _WITHOUT_EFFECT = frozenset(
 def refuse_unsupported(extra: Mapping[str, Any], *, chat: bool) -> dict[str, Any]:
     """Checks the fields that a body's struct lacks; returns those that are unknown altogether.
 
-    Raises UnsupportedError (501) for a known field with a value that would change the answer, and
-    InvalidRequestError for a tool choice that no tool can satisfy.
+    Raises UnsupportedError (501) for a known field with a value that would change the answer.
     """
-    if chat and extra.get("tool_choice") not in (None, "none", "auto") and not extra.get("tools"):
-        raise InvalidRequestError(
-            f"tool_choice is {extra['tool_choice']!r}, but the request declares no tools", "tool_choice"
-        )
     table = _COMMON | (_CHAT if chat else _COMPLETIONS)
     unknown = {}
     for name, value in extra.items():

@@ -81,6 +81,21 @@ class ChatBody(GenerationBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
+    # See tools.py.
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    # See answers.py: OpenAI's, Anthropic's, vLLM's, SGLang's and llama.cpp's names.
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget: int | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_format: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None

@@ -67,14 +67,41 @@ class ChatTemplate:
     @cached_property
     def takes_parts(self) -> bool:
         """Whether the template reads content given as a list of parts, found out by trying."""
-        messages = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+        text = self._try([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}])
+        return text is not None and _PROBE in text and "'type'" not in text and '"type"' not in text
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools to the model, found out by trying."""
+        function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+        text = self._try(
+            [{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}]
+        )
+        return text is not None and _PROBE in text
+
+    @cached_property
+    def takes_argument_objects(self) -> bool:
+        """Whether arguments of earlier calls must be given as objects; otherwise as JSON text."""
+        call = {"id": "x00000000", "type": "function", "function": {"name": "x", "arguments": {_PROBE: 1}}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "x", "tool_call_id": "x00000000", "name": "x"},
+        ]
+        text = self._try(messages)
+        if text is None:
+            messages[1] = {**messages[1], "tool_calls": [_as_text(call)]}
+            return self._try(messages) is None
+        # Printed as Python would: the template pastes what it takes for text.
+        return f"'{_PROBE}'" not in text
+
+    def _try(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
+        """None if the template refuses that."""
+        variables = {"messages": messages, "tools": tools, "add_generation_prompt": True}
         try:
-            text = self._run(
-                self._plain, {**self._special, "messages": messages, "add_generation_prompt": True}
-            )
+            return self._run(self._with_tools if tools else self._plain, {**self._special, **variables})
         except InvalidRequestError:
-            return False
-        return _PROBE in text and "'type'" not in text and '"type"' not in text
+            return None
 
     def render(
         self,
@@ -90,7 +117,7 @@ class ChatTemplate:
 
         messages: OpenAI messages. Content may be text, a list of {"type": "text", "text": ...} (handed to
             templates that read lists, otherwise joined by newlines), or None beside tool calls. Arguments of
-            tool calls given as JSON text are handed over parsed.
+            tool calls are handed over as the template needs them, as objects or as JSON text.
         continue_final_message: the prompt ends in the last message's text, without an end-of-turn mark.
         variables: more names for the template (chat_template_kwargs).
         Raises InvalidRequestError: the template's own refusal, an error or too much work in it, a malformed
@@ -176,7 +203,8 @@ class ChatTemplate:
                 f"messages[{index}].content",
             )
         if message.get("tool_calls"):
-            prepared["tool_calls"] = [_parsed_call(call, index) for call in message["tool_calls"]]
+            calls = [_parsed_call(call, index) for call in message["tool_calls"]]
+            prepared["tool_calls"] = calls if self.takes_argument_objects else [_as_text(c) for c in calls]
         return prepared
 
 
@@ -228,6 +256,13 @@ def _parsed_call(call: Any, index: int) -> Any:
             f"messages[{index}].tool_calls",
         ) from error
     return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _as_text(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its arguments as JSON text."""
+    function = call["function"]
+    text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _mark_final(messages: list[dict[str, Any]]) -> None:

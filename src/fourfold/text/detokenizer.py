@@ -20,15 +20,20 @@ class Detokenizer:
     Bytes that can never become a character are shown as U+FFFD as soon as that is certain.
 
     keep_leading_space: the text continues another one, so that a first space belongs to it.
+    shown: special tokens that are not skipped.
     """
 
     __slots__ = ("_decoder", "_skip", "_strip", "_token_bytes")
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, keep_leading_space: bool = False
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        keep_leading_space: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._skip: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip: frozenset[int] = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._strip = tokenizer.spec.strip_leading_space and not keep_leading_space
         self._decoder = _new_decoder("replace")
 

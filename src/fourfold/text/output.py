@@ -97,6 +97,7 @@ class OutputProcessor:
     keep_leading_space: the answer continues the prompt's text (completions), so that the first space a
         SentencePiece vocabulary begins a word with belongs to it; in a chat it is dropped.
     text_offset: where the answer begins in the text that logprobs count in (the length of an echoed prompt).
+    shown: special tokens that are text even if special tokens are skipped: markup that a parser must see.
     Raises InvalidRequestError if the stop strings are too long.
     """
 
@@ -112,10 +113,11 @@ class OutputProcessor:
         eos_ids: Sequence[int],
         keep_leading_space: bool = False,
         text_offset: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, keep_leading_space)
+        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, keep_leading_space, shown)
         self._matcher = StopMatcher(compile_stops(sampling.stop)) if sampling.stop else None
         # EOS comes last, so that an id in both lists counts as EOS.
         self._stop_ids: dict[int, int | None] = {id: id for id in sampling.stop_token_ids}
