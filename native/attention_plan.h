@@ -8,9 +8,12 @@
 
 namespace ff {
 
-// Floats of scratch per thread for attention_item.
+// Floats of scratch per thread for attention_item: q, o and what the kernels keep of a tile of rows; on a
+// tile unit also K and V of a split.
 constexpr size_t attention_scratch_floats(int head_dim) {
-  return size_t(2 * kMaxTileRows + 12) * size_t(head_dim) + 2 * 12 * kBlockTokens + 2 * kMaxTileRows;
+  const size_t padded = (size_t(head_dim) + 31) / 32 * 32;
+  return (2 * kMaxTileRows + 32) * padded + (kSplitBlocks + 1) * kBlockTokens * padded +
+         32 * 8 * kBlockTokens + 4 * kMaxTileRows + 512;
 }
 
 // Floats of one slot of AttentionArgs::partials: a row's weighted sum, the logarithm of its largest weight,

@@ -248,7 +248,8 @@ void Runtime::attention(const Op& op, Walk& w) {
   a.seqs = batch_->seqs;
   a.partials = reinterpret_cast<float*>(partials_.data);
   a.part_counts = part_counts_.data();
-  share_rows(w, a.rows, 8, [&](int begin, int end) { k_.attention_prologue(a, begin, end); });
+  share_rows(w, a.rows, a.rows >= 256 ? kBlockTokens : 8,
+             [&](int begin, int end) { k_.attention_prologue(a, begin, end); });
   const AttentionPlan& plan = plans_[size_t(plan_of_[size_t(&op - spec_.ops.data())])];
   float* scratch = reinterpret_cast<float*>(threads_[size_t(w.member.id)].scratch);
   share_rows(w, plan.count, 1,

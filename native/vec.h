@@ -90,13 +90,19 @@ static FF_INLINE F load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
-static FF_INLINE void store_bf16(uint16_t* p, F a) {
-  const __m512i u = _mm512_castps_si512(a.v);
+static FF_INLINE __m512i bf16_bits(__m512 x) {  // of each rounded float, in the low half of its lane
+  const __m512i u = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  r = _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+}
+static FF_INLINE void store_bf16(uint16_t* p, F a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(a.v)));
+}
+// Sixteen pairs p[2i], p[2i + 1] of bf16 from a[i], b[i].
+static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
+  _mm512_storeu_si512(p, _mm512_or_si512(bf16_bits(a.v), _mm512_slli_epi32(bf16_bits(b.v), 16)));
 }
 static FF_INLINE F load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
@@ -187,6 +193,35 @@ static FF_INLINE float hmax(F a) {
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 static FF_INLINE int32_t ihsum(I a) { return _mm512_reduce_add_epi32(a.v); }
+// 16 x 16 numbers of 32 bits: row j of `to` is column j of `from`; strides in numbers.
+static FF_INLINE void transpose16(const uint32_t* from, size_t stride, uint32_t* to, size_t to_stride) {
+  __m512i a[16], b[16];
+  FF_UNROLL(16)
+  for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(from + size_t(i) * stride);
+  FF_UNROLL(8)
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  FF_UNROLL(4)
+  for (int i = 0; i < 16; i += 4) {  // a[i + j]: column j of each lane, of rows i .. i + 3
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  FF_UNROLL(4)
+  for (int j = 0; j < 4; j++) {
+    const __m512i even0 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
+    const __m512i odd0 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
+    const __m512i even1 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+    const __m512i odd1 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+    _mm512_storeu_si512(to + size_t(j) * to_stride, _mm512_shuffle_i32x4(even0, even1, 0x88));
+    _mm512_storeu_si512(to + size_t(4 + j) * to_stride, _mm512_shuffle_i32x4(odd0, odd1, 0x88));
+    _mm512_storeu_si512(to + size_t(8 + j) * to_stride, _mm512_shuffle_i32x4(even0, even1, 0xdd));
+    _mm512_storeu_si512(to + size_t(12 + j) * to_stride, _mm512_shuffle_i32x4(odd0, odd1, 0xdd));
+  }
+}
 
 #elif defined(FF_ISA_AVX2)
 
@@ -228,6 +263,11 @@ bf16_bits(__m256 x) {  // the 16 bits of each rounded float, in the low half of 
 static FF_INLINE void store_bf16(uint16_t* p, F x) {
   const __m256i h = _mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b));
   _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(h, 0xd8));
+}
+static FF_INLINE void store_bf16_pairs(uint16_t* p, F x, F y) {
+  _mm256_storeu_si256((__m256i*)p, _mm256_or_si256(bf16_bits(x.a), _mm256_slli_epi32(bf16_bits(y.a), 16)));
+  _mm256_storeu_si256((__m256i*)(p + 16),
+                      _mm256_or_si256(bf16_bits(x.b), _mm256_slli_epi32(bf16_bits(y.b), 16)));
 }
 static FF_INLINE F load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
@@ -398,6 +438,9 @@ static FF_INLINE F load_n(const float* p, int n) { F r; FF_EACH r.v[i] = i < n ?
 static FF_INLINE void store_n(float* p, F a, int n) { for (int i = 0; i < n; i++) p[i] = a.v[i]; }
 static FF_INLINE F load_bf16(const uint16_t* p) { F r; FF_EACH r.v[i] = bf16_to_f32(p[i]); return r; }
 static FF_INLINE void store_bf16(uint16_t* p, F a) { FF_EACH p[i] = f32_to_bf16(a.v[i]); }
+static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
+  FF_EACH p[2 * i] = f32_to_bf16(a.v[i]), p[2 * i + 1] = f32_to_bf16(b.v[i]);
+}
 static FF_INLINE F load_f16(const uint16_t* p) { F r; FF_EACH r.v[i] = f16_to_f32(p[i]); return r; }
 static FF_INLINE F add(F a, F b) { FF_EACH a.v[i] += b.v[i]; return a; }
 static FF_INLINE F sub(F a, F b) { FF_EACH a.v[i] -= b.v[i]; return a; }
@@ -469,6 +512,13 @@ static FF_INLINE int32_t ihsum(I a) { int32_t s = 0; FF_EACH s += a.v[i]; return
 #undef FF_EACH
 // clang-format on
 
+#endif
+
+#if !defined(FF_ISA_AVX512)
+static FF_INLINE void transpose16(const uint32_t* from, size_t stride, uint32_t* to, size_t to_stride) {
+  for (size_t i = 0; i < 16; i++)
+    for (size_t j = 0; j < 16; j++) to[j * to_stride + i] = from[i * stride + j];
+}
 #endif
 
 // dot_bf16: acc[i] + w[2i]*a[0] + w[2i+1]*a[1], 32 bf16 at w, a pair of bf16 broadcast.

@@ -3,7 +3,8 @@
 
 #include "../attention.h"
 #include "../vec.h"
-#include "codes.h"
+#include "attention_math.h"
+#include "kv_reader.h"
 
 namespace ff::FF_NS {
 namespace attention {
@@ -17,19 +18,7 @@ namespace attention {
 // - exact: fp32 arithmetic.
 enum class Mode { dot, exact };
 
-template <KvType type>
-struct ReaderOf {
-  using Reader = CodeReader<type == KvType::int8 ? Code::int8 : Code::e4m3>;
-};
-template <>
-struct ReaderOf<KvType::bf16> {
-  using Reader = Bf16Reader;
-};
-template <KvType type>
-using Reader = typename ReaderOf<type>::Reader;
-
 constexpr int kTileRows = 12;  // rows whose scores are in cache at once
-constexpr int kSplitTokens = kSplitBlocks * kBlockTokens;
 #if defined(FF_ISA_AVX512)
 constexpr int kScoreRows = 12, kSumRows = 6, kSumColumns = 4;  // 24 accumulators of 32 registers
 #else
@@ -38,43 +27,6 @@ constexpr int kScoreRows = 3, kSumRows = 3, kSumColumns = 2;  // 6 accumulators 
 // With few rows memory is the limit, and the hardware's prefetchers do not know where the next block lies:
 // tiles of up to this many rows fetch it (`next`) while they read theirs.
 constexpr int kAheadRows = 8, kAheadSums = 4;
-constexpr float kLog2e = 1.44269504088896341f;
-
-static FF_INLINE float minus_infinity() { return -__builtin_inff(); }
-
-// 2^x for x <= 127; below -125 zero, NaN stays NaN. Relative error 7e-6 (fast, ample for bf16) or 1e-7.
-template <bool fast>
-static FF_INLINE F exp2(F x) {
-  const F lowest = set1(-125.0f);
-  const F c = max(lowest, x);
-  const F n = round_even(c), r = sub(c, n);
-  F g;
-  if constexpr (fast) {
-    g = fma(set1(9.666373693e-03f), r, set1(5.583834273e-02f));
-    g = fma(g, r, set1(2.402234894e-01f));
-    g = fma(g, r, set1(6.931367264e-01f));
-  } else {
-    g = fma(set1(1.546144746e-04f), r, set1(1.339086735e-03f));
-    g = fma(g, r, set1(9.618056670e-03f));
-    g = fma(g, r, set1(5.550357104e-02f));
-    g = fma(g, r, set1(2.402265092e-01f));
-    g = fma(g, r, set1(6.931471880e-01f));
-  }
-  return select_gt(lowest, x, zero(), shift_exponent(fma(g, r, set1(1.0f)), to_int(n)));
-}
-
-static FF_INLINE float exp2_scalar(float x) {
-  float t[16];
-  store(t, exp2<false>(set1(x)));
-  return t[0];
-}
-
-// cap * tanh(s / cap), with factor = scale / cap already in it; NaN stays NaN.
-static FF_INLINE F soft_cap(F s, F factor, F cap) {
-  const F e = exp2<false>(min(set1(28.0f), mul(mul(s, factor), set1(2.0f * kLog2e))));
-  return mul(cap, sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f)))));
-}
-
 static FF_INLINE uint32_t load_pair(const uint32_t* p) {
   uint32_t x;
   memcpy(&x, p, 4);

@@ -53,6 +53,7 @@ static FF_INLINE Pairs load_pairs(const uint8_t* p) { return {_mm512_loadu_si512
 static FF_INLINE F dot(F acc, Pairs w, uint32_t pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32(int(pair)))};
 }
+static FF_INLINE void store_pairs(uint16_t* p, Pairs w) { _mm512_storeu_si512(p, w.v); }  // as bf16
 static FF_INLINE F even(Pairs w) { return {_mm512_castsi512_ps(_mm512_slli_epi32(w.v, 16))}; }
 static FF_INLINE F odd(Pairs w) {
   return {_mm512_castsi512_ps(_mm512_and_si512(w.v, _mm512_set1_epi32(int(0xffff0000u))))};
@@ -106,6 +107,11 @@ static FF_INLINE Pairs load_pairs(const uint8_t* p) {
 static FF_INLINE F dot(F acc, Pairs w, uint32_t pair) {
   acc = fma(w.high, set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
   return fma(w.low, set1(bf16_to_f32(uint16_t(pair))), acc);
+}
+static FF_INLINE void store_pairs(uint16_t* p, Pairs w) {  // as bf16, which they are exactly
+  uint16_t low[16], high[16];
+  store_bf16(low, w.low), store_bf16(high, w.high);
+  for (int i = 0; i < 16; i++) p[2 * i] = low[i], p[2 * i + 1] = high[i];
 }
 static FF_INLINE F even(Pairs w) { return w.low; }
 static FF_INLINE F odd(Pairs w) { return w.high; }

@@ -1,0 +1,4 @@
+#define FF_NS amx_emulated
+#define FF_BASE scalar
+#define FF_ISA_SCALAR 1
+#include "isa/attention_tiles.inc"
