@@ -15,7 +15,7 @@ EventName = Literal[
     "queued", "compile", "waiting", "held", "admitted", "cache_hit", "prefill", "decode", "preempted",
     "taken_back", "finished",
 ]  # fmt: skip
-"""queued: in the engine's queue; `tokens` of prompt.
+"""queued: in the engine's queue; `tokens` of prompt; reason: how many waited already.
 compile: its constraint, from `at` to `until`; reason: "compiled" or "cached".
 waiting: the scheduler came to it and could not take it; reason: what was missing.
 held: it waits because a neighbour computes the next block of its prefix.

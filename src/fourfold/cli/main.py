@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": ("fourfold.cli.chat:chat", "Talk to a model in the terminal."),
     "pull": ("fourfold.cli.pull:pull", "Fetch a model."),
     "models": ("fourfold.cli.models:models", "List known, fetched and built models."),
+    "top": ("fourfold.cli.top:top", "Watch a server: requests, KV cache, speed."),
     "bench": ("fourfold.cli.bench:bench", "Measure this machine with a model."),
     "version": ("fourfold.cli.version:version", "Print the version."),
 }

@@ -73,9 +73,10 @@ class Recording:
         entry = entry or self._add("compile")
         entry.until, entry.reason = now, "cached" if cached else "compiled"
 
-    def queued(self) -> None:
+    def queued(self, ahead: int) -> None:
+        """ahead: how many wait already."""
         self.state = "waiting"
-        self._add("queued", tokens=self.totals.prompt_tokens)
+        self._add("queued", tokens=self.totals.prompt_tokens, reason=f"{ahead} waiting" if ahead else "")
 
     def waits(self, reason: str) -> None:
         """The scheduler came to it in this step and could not take it."""

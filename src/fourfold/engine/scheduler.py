@@ -118,7 +118,7 @@ class Scheduler:
             guide,
             self.recorder.open(request),
         )
-        seq.recording.queued()
+        seq.recording.queued(self.num_waiting)
         self._ordinal += 1
         self._sequences[request.request_id] = seq
         insort(self._waiting, seq, key=_rank)

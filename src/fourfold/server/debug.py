@@ -19,7 +19,7 @@ from fourfold.errors import FourfoldError
 from fourfold.server.errors import JSON, HTTPError
 from fourfold.server.front import Front
 from fourfold.server.traces import trace_object
-from fourfold.timeline import EngineView, HotPrefix, TreeView
+from fourfold.timeline import EngineView, HotPrefix
 from fourfold.types import EngineStats
 
 T = TypeVar("T")
@@ -62,12 +62,8 @@ async def trace(front: Front, request: Request) -> Response:
 async def kv(front: Front, request: Request) -> Response:
     """The states of all KV blocks, and what the prefix cache holds. If the engine does not answer, the states
     are those of its last heartbeat, and it says so."""
-    try:
-        view = await _view(front, request)
-    except HTTPError as error:
-        stats = await _answer(front.client.stats())
-        return _json({**_kv(front, stats, None), **_load(stats), "stale": str(error)})
-    return _json({**_kv(front, view.stats, view.tree), **_load(view.stats), "stale": None})
+    view, stale = await _view_or_stats(front, request)
+    return _json({**_kv(front, view), **_load(view.stats), "stale": stale})
 
 
 async def requests(front: Front, request: Request) -> Response:
@@ -76,8 +72,10 @@ async def requests(front: Front, request: Request) -> Response:
 
 
 async def status(front: Front, request: Request) -> Response:
-    """All that a live view shows, of one moment. Tokens and seconds only ever grow: differences are rates."""
-    view = await _view(front, request)
+    """All that a live view shows, of one moment. Tokens and seconds only ever grow: differences are rates.
+
+    Without an answer of the engine it is what its last heartbeat said, and no requests."""
+    view, stale = await _view_or_stats(front, request)
     return _json(
         {
             "model": front.names[0],
@@ -87,7 +85,8 @@ async def status(front: Front, request: Request) -> Response:
             "max_num_seqs": front.model.max_num_seqs,
             "max_model_len": front.model.max_model_len,
             "engine": {name: getattr(view.stats, name) for name in view.stats.__struct_fields__},
-            "kv": _kv(front, view.stats, view.tree),
+            "kv": _kv(front, view),
+            "stale": stale,
             **_requests(front, request, view),
         }
     )
@@ -98,12 +97,23 @@ async def _view(front: Front, request: Request) -> EngineView:
     return await _answer(front.client.view(salts))
 
 
+async def _view_or_stats(front: Front, request: Request) -> tuple[EngineView, str | None]:
+    """What there is, and why it is not all. Raises HTTPError 503 if there is not even a heartbeat."""
+    try:
+        return await _view(front, request), None
+    except HTTPError as error:
+        stats = await _answer(front.client.stats())
+        view = EngineView(stats=stats, requests=[], open_requests=stats.running + stats.waiting, tree=None)
+        return view, str(error)
+
+
 def _load(stats: EngineStats) -> dict[str, int]:
     return {name: getattr(stats, name) for name in ("running", "waiting", "preemptions", "aborted", "step")}
 
 
-def _kv(front: Front, stats: EngineStats, tree: TreeView | None) -> dict[str, Any]:
+def _kv(front: Front, view: EngineView) -> dict[str, Any]:
     """balanced: the states add up to the pool (design rule 2)."""
+    stats, tree = view.stats, view.tree
     states = {
         "free": stats.free_blocks,
         "cached": stats.cached_blocks,

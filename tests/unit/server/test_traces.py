@@ -229,7 +229,9 @@ async def test_a_ledger_of_the_last_heartbeat_says_so(http: httpx.AsyncClient, e
     engine.mute = True
     ledger = (await http.get("/debug/kv")).json()
     assert (ledger["total"], ledger["tree"], ledger["stale"]) == (64, None, "the engine died")
-    assert (await http.get("/debug/status")).status_code == 503
+    status = (await http.get("/debug/status")).json()
+    assert (status["engine"]["total_blocks"], status["requests"]) == (64, [])
+    assert (status["stale"], status["kv"]["tree"]) == ("the engine died", None)
     assert (await http.get("/debug/requests")).status_code == 503
 
 
