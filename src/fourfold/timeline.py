@@ -138,13 +138,17 @@ class HotPrefix(msgspec.Struct, kw_only=True):
 
 
 class TreeView(msgspec.Struct, kw_only=True):
-    """The prefix cache. nodes: blocks in it, partly filled ones too.  domains: salts, each with a tree."""
+    """The prefix cache. nodes: blocks in it, partly filled ones too.  domains: salts, each with a tree.
+
+    complete: False if it was too large to look at all of it; tokens then count only what was seen.
+    """
 
     nodes: int
     tokens: int
     domains: int
     pinned_tokens: int
     hottest: list[HotPrefix]
+    complete: bool = True
 
 
 class EngineView(msgspec.Struct, kw_only=True):

@@ -132,6 +132,7 @@ def _kv(front: Front, view: EngineView) -> dict[str, Any]:
             "tokens": tree.tokens,
             "domains": tree.domains,
             "pinned_tokens": tree.pinned_tokens,
+            "complete": tree.complete,
             "hottest": [_prefix(front, prefix) for prefix in tree.hottest],
         },
     }

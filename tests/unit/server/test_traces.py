@@ -207,6 +207,7 @@ async def test_prefixes_are_asked_for_the_caller_only(engine: FakeClient, http: 
         "tokens": 40,
         "domains": 1,
         "pinned_tokens": 16,
+        "complete": True,
         "hottest": [
             {
                 "tokens": 40, "hits": 7, "pinned": True, "in_use": False, "token_ids": [261, 262],
