@@ -71,6 +71,12 @@ class EngineConfig:
     """Token budget of one step."""
     max_waiting: int = 1024
     """Bound of the waiting queue; beyond it requests get 429."""
+    max_itl_ratio: float = 1.75
+    """How many times longer the time between two tokens of an answer may become while prompts are computed
+    beside it; their chunks are cut accordingly. 0: no bound but the token budget."""
+    itl_target_ms: float | None = None
+    """The time between two tokens to keep, in milliseconds, instead of a ratio; fewer sequences run at a time
+    if they must."""
     activation_dtype: ActivationDtype = "int8"
     """What activations are held in inside matmuls with integer weights. float32 is exact."""
     kv_cache_dtype: KVDtype = "bfloat16"
@@ -104,6 +110,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ConfigError(f"{name} must be between 1 and 2147483647, got {value!r}")
+        if not (self.max_itl_ratio == 0 or 1 <= self.max_itl_ratio <= 1e6):
+            raise ConfigError(
+                f"max_itl_ratio must be 0 (off) or between 1 and 1e6, got {self.max_itl_ratio!r}"
+            )
+        if self.itl_target_ms is not None and not 0 < self.itl_target_ms <= 1e6:
+            raise ConfigError(f"itl_target_ms must be above 0 and at most 1e6, got {self.itl_target_ms!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,15 @@ class OverloadedError(FourfoldError):
         self.retry_after = retry_after
 
 
+class DeadlineError(FourfoldError):
+    """A request cannot be answered in the time it allows (HTTP 503), or was not (`passed`; HTTP 504)."""
+
+    def __init__(self, message: str, retry_after: float = 1.0, *, passed: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.passed = passed
+
+
 class EngineDeadError(FourfoldError):
     """The engine process died or was restarted while a request was in flight (HTTP 503)."""
 

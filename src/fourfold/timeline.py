@@ -31,6 +31,9 @@ finished: reason: the finish reason.
 REASONS = {
     "max_num_seqs": "as many requests are running as may run at a time",
     "kv_blocks": "too few KV blocks are free",
+    "itl_target": "one more answer would slow the others down beyond the target",
+    "behind": "others of its turn wait for room too",
+    "fairness": "another tenant or user had fewer places than its share",
     "priority": "a request of better priority needed its place",
     "prefix_in_flight": "a neighbour computes its prefix, and waiting for that is cheaper",
     "validation": "validation refused the answer",

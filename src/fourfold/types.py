@@ -142,7 +142,12 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_ids: ids that end the answer unless sampling.ignore_eos (of config, generation config and tokenizer).
     allowed_vocab: ids at or above it have no token and are never sampled (Qwen pads its logits).
     cache_salt: who may share KV with this request; derived from the API key, narrowed by the body.
-    priority: lower runs first.  arrival: time.monotonic() seconds of the process that made it.
+    tenant: who shares the engine fairly with others, by weight; derived from the API key.
+    user: the same among those of one tenant; from the body.
+    priority: of one tenant's requests, lower runs first.
+    arrival: time.monotonic() seconds of the process that made it; 0 if it does not say.
+    timeout: seconds after arrival in which the whole answer must come; None for no limit.
+    ttft_timeout: the same for its first token.
     constraint: what the answer must be.
     prediction_ids: what the client expects the answer to be; only makes it faster.
     """
@@ -153,8 +158,13 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_ids: tuple[int, ...] = ()
     allowed_vocab: int | None = None
     cache_salt: str = ""
+    tenant: str = ""
+    user: str = ""
+    weight: float = 1.0
     priority: int = 0
     arrival: float = 0.0
+    timeout: float | None = None
+    ttft_timeout: float | None = None
     constraint: Constraint | None = None
     prediction_ids: list[int] = []
 
@@ -180,6 +190,7 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason / stop_token: set on the last event; stop_token is the id that ended the answer, if one did.
     error: message, when finish_reason is "error".  refused_param: the field of the request that is at
         fault, if the request is.
+    timed_out: with an error: it was not answered in the time it allows.
     forced_tokens: how many of token_ids the constraint left no choice for and no step of their own computed.
     cached_tokens: prompt tokens whose KV was reused (first event).
     accepted_draft_tokens / rejected_draft_tokens: guesses at the answer that were right, and those that were
@@ -195,6 +206,7 @@ class EngineEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token: int | None = None
     error: str | None = None
     refused_param: str | None = None
+    timed_out: bool = False
     forced_tokens: int = 0
     cached_tokens: int = 0
     accepted_draft_tokens: int = 0
@@ -236,6 +248,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     preemptions: int = 0
     aborted: int = 0
     finished: int = 0
+    refused: int = 0
+    """Requests that could not have been answered in the time they allow."""
+    timed_out: int = 0
+    """Requests that were taken and not answered in the time they allow."""
     nan_requests: int = 0
     forced_tokens: int = 0
     prefill_tokens: int = 0

@@ -18,7 +18,8 @@ class EngineClient(Protocol):
     def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
         """Events of one sequence; the last one has a finish_reason.
 
-        Raises InvalidRequestError (does not fit), OverloadedError (queue full), EngineDeadError (engine died
+        Raises InvalidRequestError (does not fit), OverloadedError (queue full), DeadlineError (cannot be
+        answered in the time it allows), EngineDeadError (engine died
         after something was sent; a request nothing was sent for is retried once on the new engine).
         """
         ...

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from fourfold.engine.loop import Engine
 from fourfold.engine.policy import check_request
 from fourfold.engine.streams import Stream, Streams
-from fourfold.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from fourfold.errors import DeadlineError, EngineDeadError, InvalidRequestError, OverloadedError
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
@@ -170,7 +170,7 @@ class ThreadedEngine:
     def _add(self, stream: Stream) -> None:
         try:
             self._engine.add(stream.engine_request)
-        except (InvalidRequestError, OverloadedError) as error:
+        except (InvalidRequestError, OverloadedError, DeadlineError) as error:
             self._streams.fail_soon(stream, error)
 
     def _run(self) -> None:

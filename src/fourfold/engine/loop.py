@@ -17,6 +17,7 @@ from fourfold.engine.batch import Backend, Batch, StepResult
 from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
 from fourfold.engine.compiling import CompileQueue
 from fourfold.engine.outcome import check_result, refused_event
+from fourfold.engine.pacing import Pace
 from fourfold.engine.policy import Limits
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.scheduler import Scheduler
@@ -76,7 +77,9 @@ class Engine:
         self._draft = draft
         self._speculator = make_speculator(config.speculation, backend.vocab_size, draft)
         self._mask_thread = ThreadPoolExecutor(1, "fourfold-masks")
-        self.scheduler = Scheduler(limits, self.cache, seed, self.recorder, self._speculator)
+        target = config.itl_target_ms
+        pace = Pace(config.max_itl_ratio, None if target is None else target / 1e3)
+        self.scheduler = Scheduler(limits, self.cache, seed, pace, self.recorder, self._speculator)
         # What is advertised is what is enforced.
         self.model = msgspec.structs.replace(
             model,
@@ -102,28 +105,26 @@ class Engine:
         return bool(self._outbox) or self.scheduler.has_work or bool(self._compiling)
 
     def add(self, request: EngineRequest) -> None:
-        """Raises InvalidRequestError or OverloadedError; if not, events follow until a finish_reason.
+        """Raises InvalidRequestError, OverloadedError or DeadlineError; if not, events follow until a
+        finish_reason.
 
         A constrained request is queued once its constraint is compiled; an error in it comes as an event.
         """
         if not self.scheduler.has_work:
             self._start_busy_period()
-        if self.scheduler.num_waiting >= self.scheduler.limits.max_waiting:
-            counters = self.scheduler.counters
-            done = counters.prompt_tokens + counters.generation_tokens
-            self.scheduler.tokens_per_second = done / self._step_seconds if self._step_seconds else 0.0
+        now = time.monotonic()
         if request.constraint is None:
             with self._changing:
-                self.scheduler.add(request)
+                self.scheduler.add(request, now=now)
             return
-        self.scheduler.check(request, len(self._compiling))
+        self.scheduler.check(request, len(self._compiling), now)
         guide = self._compiling.add(request, request.constraint)
         if guide is None:
             self.recorder.open(request).compiling()
         else:
             self.recorder.open(request).compiled(cached=True)
             with self._changing:
-                self.scheduler.add(request, guide)
+                self.scheduler.add(request, guide, now)
 
     def abort(self, request_id: str) -> None:
         """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
@@ -143,7 +144,7 @@ class Engine:
         events += self._take_compiled()
         drafts, drawing = self._propose()
         with self._changing:
-            batch = self.scheduler.next_batch(drafts)
+            batch = self.scheduler.next_batch(drafts, time.monotonic())
         if batch is None:
             events += self.scheduler.take_orphans()
             if not events:
@@ -168,6 +169,7 @@ class Engine:
                 self._speculator.governor.took(drawing, len(batch.tokens), took)
             with self._changing:
                 events += self.scheduler.commit(batch, result)
+            self.scheduler.measured(time.perf_counter() - started)
         self._steps += 1
         self._step_seconds += time.perf_counter() - started
         self._last_progress = time.monotonic()
@@ -202,7 +204,7 @@ class Engine:
                 guide = compiled.guide()
                 self.recorder.open(compiled.request).compiled()
                 with self._changing:
-                    self.scheduler.add(compiled.request, guide)
+                    self.scheduler.add(compiled.request, guide, time.monotonic())
             except FourfoldError as error:
                 self.recorder.finish(compiled.request.request_id, "error", str(error))
                 refused.append(refused_event(compiled.request, error))
@@ -228,6 +230,8 @@ class Engine:
             preemptions=counters.preemptions,
             aborted=counters.aborted,
             finished=counters.finished,
+            refused=counters.refused,
+            timed_out=counters.timed_out,
             nan_requests=counters.nan_requests,
             forced_tokens=counters.forced_tokens,
             rejected_answers=counters.rejected_answers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled
 from fourfold.engine.sequence import Sequence
-from fourfold.errors import FourfoldError, InvalidRequestError
+from fourfold.errors import DeadlineError, FourfoldError, InvalidRequestError
 from fourfold.grammar.guide import Guide
 from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
 
@@ -23,6 +23,8 @@ class Counters:
     aborted: int = 0
     finished: int = 0
     failed: int = 0
+    refused: int = 0
+    timed_out: int = 0
     nan_requests: int = 0
     forced_tokens: int = 0
     rejected_answers: int = 0
@@ -48,6 +50,7 @@ def finish_event(seq: Sequence, reason: FinishReason, error: str | None = None) 
 def refused_event(request: EngineRequest, error: FourfoldError) -> EngineEvent:
     """The only event of a request whose constraint turned out bad."""
     event = EngineEvent(request_id=request.request_id, finish_reason="error", error=str(error))
+    event.timed_out = isinstance(error, DeadlineError)
     if isinstance(error, InvalidRequestError):
         event.refused_param = error.param or "response_format"
     return event

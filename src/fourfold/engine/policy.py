@@ -14,6 +14,10 @@ MAX_HELD = 8
 """Waiting sequences passed over in one step because a neighbour is computing their next block."""
 
 
+MAX_TIMEOUT = 86400
+"""Seconds that a request may allow at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one engine. Lengths in tokens, prompt and answer together.
@@ -46,6 +50,12 @@ def rank_of(request: EngineRequest, ordinal: int) -> Rank:
 
 def check_request(request: EngineRequest, limits: Limits) -> None:
     """Raises InvalidRequestError for what can never be served, naming the value and the limit."""
+    for name in ("timeout", "ttft_timeout"):
+        seconds = getattr(request, name)
+        if seconds is not None and not 0 < seconds <= MAX_TIMEOUT:
+            raise InvalidRequestError(
+                f"{name} must be above 0 and at most {MAX_TIMEOUT} seconds, got {seconds!r}", name
+            )
     request.sampling.validate(limits.vocab_size)
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:

@@ -40,7 +40,7 @@ from fourfold.engine.wire import (
     View,
     read_start,
 )
-from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
+from fourfold.errors import DeadlineError, FourfoldError, InvalidRequestError, LoadError, OverloadedError
 from fourfold.grammar.compile import TokenSource
 from fourfold.types import ModelInfo
 
@@ -100,7 +100,7 @@ def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
             if isinstance(command, Add):
                 try:
                     engine.add(command.request)
-                except (InvalidRequestError, OverloadedError) as error:
+                except (InvalidRequestError, OverloadedError, DeadlineError) as error:
                     refused.append(Refused.of(command.request.request_id, error))
             elif isinstance(command, Abort):
                 engine.abort(command.request_id)

@@ -1,44 +1,42 @@
 """What to compute next, and what came of it. Pure Python, no I/O, no clock: the same calls, the same result.
 
 There is no prefill and no decode: a sequence has tokens computed and tokens known, and each step spends a
-budget of tokens on the gaps. Gaps of one token go first, so a long prompt never makes a running answer wait.
+budget of tokens on the gaps. Answers that run go first; prompts share what is left of the budget, fairly
+(`fairness`), and as much of it as leaves the answers their pace (`pacing`, from the measured costs of steps).
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from array import array
 from collections.abc import Mapping
-from operator import attrgetter
 
+from fourfold.engine.admission import Admission
 from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled, build_batch
 from fourfold.engine.cache import BlockTable, PrefixCache
-from fourfold.engine.cache.table import BlockName
+from fourfold.engine.deadlines import Deadlines
 from fourfold.engine.outcome import Counters, finish_event, hold, joined, token_event
-from fourfold.engine.policy import MAX_HELD, Limits, check_request, rank_of, retry_after
+from fourfold.engine.pacing import Pace
+from fourfold.engine.planner import NO_DRAFTS, Planner
+from fourfold.engine.policy import Limits, check_request, rank_of, retry_after
 from fourfold.engine.recorder import Recorder
+from fourfold.engine.seeds import Seeds
 from fourfold.engine.sequence import Sequence, SequenceState
 from fourfold.engine.speculate.draft import Draft
 from fourfold.engine.speculate.speculator import Speculator
-from fourfold.errors import InvalidRequestError, OverloadedError
+from fourfold.engine.step_cost import StepCosts
+from fourfold.errors import DeadlineError, InvalidRequestError, OverloadedError
 from fourfold.grammar.guide import Guide
 from fourfold.grammar.schema.validate import Violation
 from fourfold.grammar.schema.walk import pointer
 from fourfold.types import EngineEvent, EngineRequest, FinishReason
 
-_rank = attrgetter("rank")
-_MASK64 = 2**64 - 1
-MAX_GAP = 8
-"""Tokens per sequence that a step may compute and still be one of drawing. Constraints force some."""
-NO_DRAFTS: Mapping[Sequence, Draft] = {}
-
 
 class Scheduler:
     """Call next_batch, run it, call commit (or fail), and again. Between the two, add and abort are allowed.
 
-    Invariants: a WAITING sequence holds no blocks; a RUNNING one holds a table; `_waiting` and `_running` are
-    sorted by rank. The best-ranked running sequence can always take blocks from the others, and no sequence
-    may grow beyond the pool, so it always advances: there is no deadlock and no livelock.
+    Times are passed in: seconds of the clock that EngineRequest.arrival is of. Whoever passes none has
+    requests without deadlines, and no measured costs.
     """
 
     def __init__(
@@ -46,6 +44,7 @@ class Scheduler:
         limits: Limits,
         cache: PrefixCache,
         seed: int = 0,
+        pace: Pace | None = None,
         recorder: Recorder | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -56,26 +55,28 @@ class Scheduler:
         self.recorder = recorder or Recorder()
         self._speculator = speculator
         self.counters = Counters()
-        self.tokens_per_second = 0.0
-        """Measured by the loop; only tells refused clients when to come back."""
-        self._base_seed = seed
+        self._planner = Planner(limits, cache, pace or Pace(), self.counters)
+        self._admission = Admission(self._planner)
+        self._deadlines = Deadlines()
+        self._seeds = Seeds(seed)
         self._ordinal = 0
-        self._unseeded = 0
+        self._now = 0.0
         self._sequences: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
         self._plan: dict[Sequence, Scheduled] = {}
-        self._budget = 0
-        self._preempted = False
         self._orphans: list[EngineEvent] = []
 
     @property
+    def costs(self) -> StepCosts:
+        """What steps cost, as measured."""
+        return self._planner.costs
+
+    @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._planner.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._planner.waiting)
 
     @property
     def has_work(self) -> bool:
@@ -88,40 +89,55 @@ class Scheduler:
 
     def tables(self) -> list[BlockTable]:
         """Every table there is (for the integrity check)."""
-        return [seq.table for seq in self._running if seq.table is not None]
+        return [seq.table for seq in self._planner.running if seq.table is not None]
 
-    def check(self, request: EngineRequest, pending: int = 0) -> None:
-        """Raises InvalidRequestError (never servable) or OverloadedError (queue full).
+    def check(self, request: EngineRequest, pending: int = 0, now: float = 0.0) -> float | None:
+        """Raises InvalidRequestError (never servable), OverloadedError (queue full) or DeadlineError (not in
+        the time it allows). The seconds its first token will take, if it has a deadline and speeds are known.
 
         pending: requests that will be added and are not yet.
         """
         check_request(request, self.limits)
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
-        if len(self._waiting) + pending >= self.limits.max_waiting:
-            queued = sum(min(seq.work_left, self.limits.max_model_len) for seq in self._waiting)
+        if len(self._planner.waiting) + pending >= self.limits.max_waiting:
+            queued = sum(min(seq.work_left, self.limits.max_model_len) for seq in self._planner.waiting)
             raise OverloadedError(
-                f"{len(self._waiting) + pending} requests are waiting, the limit is "
+                f"{len(self._planner.waiting) + pending} requests are waiting, the limit is "
                 f"{self.limits.max_waiting}; try again later",
-                retry_after(queued, self.tokens_per_second),
+                retry_after(queued, self.costs.tokens_per_second(self.limits.max_num_batched_tokens)),
             )
+        prompt = request.prompt_ids
+        try:
+            return self._admission.check(
+                request,
+                lambda: self.cache.known(array("i", prompt), request.cache_salt, len(prompt) - 1),
+                now,
+            )
+        except DeadlineError:
+            self.counters.refused += 1
+            raise
 
-    def add(self, request: EngineRequest, guide: Guide | None = None) -> None:
+    def add(self, request: EngineRequest, guide: Guide | None = None, now: float = 0.0) -> None:
         """Queues a request that passes `check`. guide: of its constraint."""
-        self.check(request)
+        predicted = self.check(request, now=now)
         seq = Sequence(
             request,
             rank_of(request, self._ordinal),
-            self._seed_of(request),
+            self._seeds.of(request.sampling),
             self.limits.max_len,
             self.limits.vocab_size,
             guide,
             self.recorder.open(request),
         )
         seq.recording.queued(self.num_waiting)
+        if predicted is not None:
+            seq.predicted, seq.predicted_at = predicted, now
         self._ordinal += 1
         self._sequences[request.request_id] = seq
-        insort(self._waiting, seq, key=_rank)
+        self._deadlines.add(seq, now)
+        self._deadlines.prune(len(self._sequences))
+        self._planner.wait(seq)
 
     def abort(self, request_id: str) -> EngineEvent | None:
         """Ends a request and gives its blocks back at once; None if there is none of that id (any more)."""
@@ -135,38 +151,25 @@ class Scheduler:
     def drawing(self) -> list[Sequence]:
         """The sequences that all draw in the next step; none if it computes much else, too, so that guesses
         would not pay."""
-        if self._waiting and len(self._running) < self.limits.max_seqs:
-            return []
-        gaps = sum(len(seq.tokens) - seq.computed for seq in self._running)
-        if gaps > MAX_GAP * len(self._running) or gaps >= self.limits.max_num_batched_tokens:
-            return []
-        return [seq for seq in self._running if seq.wants_tokens]
+        return self._planner.drawing()
 
-    def next_batch(self, drafts: Mapping[Sequence, Draft] = NO_DRAFTS) -> Batch | None:
+    def next_batch(self, drafts: Mapping[Sequence, Draft] = NO_DRAFTS, now: float = 0.0) -> Batch | None:
         """The next step's work, or None if there is nothing to compute. drafts: what may follow sequences; as
         much of it is computed as there is room for when all else was planned."""
-        self._plan = {}
-        self._budget = self.limits.max_num_batched_tokens
-        self._preempted = False
-        in_flight: set[BlockName] = set()
-        prefills = []
-        for seq in self._running.copy():
-            if len(seq.tokens) - seq.computed > 1:
-                prefills.append(seq)
-            elif seq.state == SequenceState.RUNNING:
-                self._schedule(seq, 1)
-        for seq in prefills:
-            if self._budget == 0:
-                break
-            if seq.state == SequenceState.RUNNING:
-                self._schedule_prefill(seq, in_flight)
-        if self._budget > 0 and not self._preempted and self._waiting:
-            self._admit(in_flight)
-        for seq, draft in drafts.items():
-            self._add_draft(seq, draft)
+        self._now = now
+        self._expire()
+        self._plan = self._planner.next(drafts)
+        for seq, why in self._planner.unplaceable.items():
+            # Nothing runs and it still does not fit: blocks are held from outside (pinned, or in transfer).
+            self._orphans.append(self._fail(seq, why))
         batch = build_batch(self._plan.values()) if self._plan else None
         self.recorder.start_step()
         return batch
+
+    def measured(self, seconds: float) -> None:
+        """The step made last took so long, all in all."""
+        if self._planner.tokens:
+            self.costs.observe(self._planner.tokens, self._planner.work, seconds)
 
     def commit(self, batch: Batch, result: StepResult) -> list[EngineEvent]:
         """Takes the results (see check_result) of the batch made last. At most one event per sequence."""
@@ -192,12 +195,15 @@ class Scheduler:
                 continue
             if not seq.delivered:
                 seq.delivered = True
+                if seq.predicted is not None:
+                    self._admission.began(seq.predicted, self._now - seq.predicted_at)
                 self.counters.prompt_tokens += seq.prompt_len
                 self.counters.cached_prompt_tokens += seq.cached_tokens
             self.counters.generation_tokens += len(event.token_ids)
             self.counters.forced_tokens += event.forced_tokens
             if event.finish_reason is not None:
                 self.counters.finished += 1
+                self._admission.finished(seq)
                 self._finish(seq, event.finish_reason)
             events.append(event)
         self._plan = {}
@@ -305,7 +311,7 @@ class Scheduler:
         self.counters.rejected_answers += 1
         seq.recording.taken_back(seq.output_len - position)
         seq.cut(position, guide.rejections)
-        self._set_aside(seq)
+        self._planner.set_aside(seq)
         return True
 
     def fail(self, message: str) -> list[EngineEvent]:
@@ -322,142 +328,13 @@ class Scheduler:
         events, self._orphans = self._orphans, []
         return events
 
-    def _seed_of(self, request: EngineRequest) -> int:
-        if request.sampling.seed is not None:
-            return request.sampling.seed & _MASK64
-        # SplitMix64 (Steele et al. 2014) of a counter of its own: requests with a seed do not advance it.
-        self._unseeded += 1
-        z = (self._base_seed + self._unseeded * 0x9E3779B97F4A7C15) & _MASK64
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
-        return z ^ (z >> 31)
-
-    def _schedule_prefill(self, seq: Sequence, in_flight: set[BlockName]) -> None:
-        table = self._table(seq)
-        at_end = len(table.blocks) == table.shared  # a draft may have brought blocks in advance
-        if at_end and seq.computed == table.shared * self.limits.block_size < seq.reuse_limit:
-            gained = self.cache.extend(table, seq.tokens, seq.reuse_limit)
-            seq.computed += gained
-            if not seq.preempted:
-                seq.cached_tokens += gained
-            seq.recording.cache_hit(gained)
-            if self._hold(table, seq, in_flight):
-                seq.recording.held()
-                return
-        name = self.cache.next_key(table, seq.tokens, table.salt)
-        if (
-            self._schedule(seq, len(seq.tokens) - seq.computed)
-            and name is not None
-            and seq.prompt_logprobs is None
-        ):
-            in_flight.add(name)
-
-    def _hold(self, table: BlockTable | None, seq: Sequence, in_flight: set[BlockName]) -> bool:
-        """True if another sequence computes this one's next block in this step: cheaper to wait."""
-        if not in_flight or seq.reuse_limit < self.limits.block_size:
-            return False
-        name = self.cache.next_key(table, seq.tokens[: seq.reuse_limit], seq.request.cache_salt)
-        return name is not None and name in in_flight
-
-    def _schedule(self, seq: Sequence, wanted: int) -> bool:
-        """Plans up to `wanted` tokens of a running sequence, preempting worse-ranked ones for its blocks if
-        it must. False if the sequence had to give way itself."""
-        table = self._table(seq)
-        size = self.limits.block_size
-        while True:
-            count = min(wanted, self._budget)
-            held = len(table.blocks)
-            # A chunk takes what there is; only a sequence that could not advance at all displaces others.
-            count = min(count, (held + self.cache.ledger.available) * size - seq.computed)
-            if count > 0:
-                missing = -(-(seq.computed + count) // size) - held
-                if missing <= 0 or self.cache.allocate(table, missing):
-                    self._plan[seq] = Scheduled(seq, count)
-                    self._budget -= count
-                    return True
-            victim = self._running[-1]
-            self._preempt(victim, "kv_blocks")
-            if victim is seq:
-                return False
-
-    def _add_draft(self, seq: Sequence, draft: Draft) -> None:
-        """Adds what there is room for to the sequence's share of the step; displaces nobody for it."""
-        item = self._plan.get(seq)
-        if item is None or seq.computed + item.count != len(seq.tokens):
-            return
-        table = self._table(seq)
-        size, end = self.limits.block_size, len(seq.tokens)
-        room = (len(table.blocks) + self.cache.ledger.available) * size - end
-        draft = draft.cut(min(self._budget, room))
-        missing = -(-(end + len(draft.tokens)) // size) - len(table.blocks)
-        if missing <= 0 or self.cache.allocate(table, missing):
-            item.draft = draft
-            self._budget -= len(draft.tokens)
-
-    def _admit(self, in_flight: set[BlockName]) -> None:
-        index = 0
-        while index < len(self._waiting) and index <= MAX_HELD and self._budget > 0:
-            seq = self._waiting[index]
-            if self._hold(None, seq, in_flight):
-                seq.recording.held()
-                index += 1
-                continue
-            if len(self._running) >= self.limits.max_seqs and not self._displace(seq):
-                seq.recording.waits("max_num_seqs")
-                return
-            table = self.cache.match(seq.tokens, seq.request.cache_salt, seq.reuse_limit)
-            matched = len(table.blocks) * self.limits.block_size
-            missing = -(-len(seq.tokens) // self.limits.block_size) - len(table.blocks)
-            # One block of reserve per running sequence, or the newcomer would soon be thrown out again.
-            if missing + len(self._running) > self.cache.ledger.available:
-                self.cache.release(table)
-                if self._displace(seq):
-                    continue
-                if not self._running:
-                    self._refuse(seq, missing)
-                    continue
-                seq.recording.waits("kv_blocks")
-                return
-            del self._waiting[index]
-            seq.table, seq.computed, seq.state = table, matched, SequenceState.RUNNING
-            if not seq.preempted:
-                seq.cached_tokens = matched
-            seq.recording.admitted(len(seq.tokens), matched)
-            insort(self._running, seq, key=_rank)
-            self._schedule_prefill(seq, in_flight)
-            if self._preempted:
-                return
-
-    def _displace(self, seq: Sequence) -> bool:
-        """Preempts the worst running sequence if its priority is strictly worse (arrival does not count)."""
-        if not self._running or self._running[-1].request.priority <= seq.request.priority:
-            return False
-        self._preempt(self._running[-1], "priority")
-        return True
-
-    # Before: running, with a table. After: waiting, its full blocks cached, the others free.
-    def _preempt(self, seq: Sequence, reason: str) -> None:
-        seq.recording.preempted(seq.computed, reason)
-        planned = self._plan.pop(seq, None)
-        if planned is not None:
-            self._budget += planned.count
-        self._set_aside(seq)
-        self._preempted = True
-        self.counters.preemptions += 1
-
-    def _set_aside(self, seq: Sequence) -> None:
-        self.cache.release(self._table(seq))
-        self._running.remove(seq)
-        seq.table, seq.computed, seq.state, seq.preempted = None, 0, SequenceState.WAITING, True
-        insort(self._waiting, seq, key=_rank)
-
-    def _refuse(self, seq: Sequence, missing: int) -> None:
-        """Nothing runs and it still does not fit: blocks are held from outside (pinned, or in transfer)."""
-        available = self.cache.ledger.available
-        message = (
-            f"{missing} KV blocks are needed, but only {available} of {self.limits.num_blocks} can be freed"
-        )
-        self._orphans.append(self._fail(seq, message))
+    def _expire(self) -> None:
+        for seq, message in self._deadlines.passed(self._now):
+            self.counters.timed_out += 1
+            self._finish(seq, "error", message)
+            event = finish_event(seq, "error", message)
+            event.timed_out = True
+            self._orphans.append(event)
 
     def _fail(self, seq: Sequence, message: str) -> EngineEvent:
         # What it computed is suspect, so nobody else may find it.
@@ -469,18 +346,7 @@ class Scheduler:
         self, seq: Sequence, reason: FinishReason, error: str | None = None, *, discard: bool = False
     ) -> None:
         self.recorder.finish(seq.request.request_id, reason, error)
-        if seq.state == SequenceState.RUNNING:
-            self.cache.release(self._table(seq), discard)
-            self._running.remove(seq)
-        else:
-            self._waiting.remove(seq)
-        seq.table, seq.state = None, SequenceState.FINISHED
+        self._planner.leave(seq, discard)
         if self._speculator is not None:
             self._speculator.ended(seq)
         del self._sequences[seq.request.request_id]
-
-    @staticmethod
-    def _table(seq: Sequence) -> BlockTable:
-        if seq.table is None:
-            raise RuntimeError(f"sequence {seq.request.request_id} is running without blocks")
-        return seq.table

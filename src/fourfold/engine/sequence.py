@@ -35,14 +35,20 @@ class Sequence:
         "bias_ids",
         "bias_values",
         "cached_tokens",
+        "charged",
         "computed",
         "delivered",
         "guide",
         "held",
+        "known",
+        "last_charge",
         "max_total",
         "min_tokens",
         "patched",
+        "patience",
         "penalized",
+        "predicted",
+        "predicted_at",
         "prediction",
         "preempted",
         "prompt_len",
@@ -54,7 +60,9 @@ class Sequence:
         "state",
         "stop_ids",
         "table",
+        "tenant",
         "tokens",
+        "user",
         "wants_tokens",
     )  # fmt: skip
 
@@ -81,6 +89,18 @@ class Sequence:
         self.prompt_len = len(self.tokens)
         self.computed = 0
         self.table: BlockTable | None = None
+        self.tenant, self.user = request.tenant, request.user
+        self.charged = 0
+        """Tokens that its tenant was charged for, or got from the cache."""
+        self.last_charge = (0.0, 0)
+        """(service, charged before) of the step that was planned last."""
+        self.patience = self.prompt_len
+        """Tokens by which others of its user may still overtake it."""
+        self.known = (-1, 0)
+        """(when it was looked up, tokens of it that are in the cache) while it waits."""
+        self.predicted: float | None = None
+        """Seconds that the first token was expected to take, as of predicted_at."""
+        self.predicted_at = 0.0
         self.cached_tokens = 0
         self.preempted = False
         self.delivered = False

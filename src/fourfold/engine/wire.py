@@ -7,7 +7,7 @@ from typing import IO, Literal
 import msgspec
 
 from fourfold.config import EngineConfig
-from fourfold.errors import FourfoldError, InvalidRequestError, LoadError, OverloadedError
+from fourfold.errors import DeadlineError, FourfoldError, InvalidRequestError, LoadError, OverloadedError
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
@@ -87,14 +87,18 @@ class Refused(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A request that was not taken, and which error that is."""
 
     request_id: str
-    kind: Literal["invalid", "overloaded"]
+    kind: Literal["invalid", "overloaded", "deadline"]
     message: str
     param: str | None = None
     code: str | None = None
     retry_after: float = 1.0
 
     @classmethod
-    def of(cls, request_id: str, error: InvalidRequestError | OverloadedError) -> Refused:
+    def of(cls, request_id: str, error: InvalidRequestError | OverloadedError | DeadlineError) -> Refused:
+        if isinstance(error, DeadlineError):
+            return cls(
+                request_id=request_id, kind="deadline", message=str(error), retry_after=error.retry_after
+            )
         if isinstance(error, OverloadedError):
             return cls(
                 request_id=request_id, kind="overloaded", message=str(error), retry_after=error.retry_after
@@ -106,6 +110,8 @@ class Refused(msgspec.Struct, kw_only=True, omit_defaults=True):
     def error(self) -> FourfoldError:
         if self.kind == "overloaded":
             return OverloadedError(self.message, self.retry_after)
+        if self.kind == "deadline":
+            return DeadlineError(self.message, self.retry_after)
         return InvalidRequestError(self.message, self.param, self.code)
 
 

@@ -21,6 +21,9 @@ class PlainCache:
     def match(self, tokens: array[int], salt: str, limit: int) -> BlockTable:
         return BlockTable(salt, self._root)
 
+    def known(self, tokens: array[int], salt: str, limit: int) -> int:
+        return 0
+
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         return 0
 

@@ -45,6 +45,16 @@ class RadixCache:
         self.extend(table, tokens, limit)
         return table
 
+    def known(self, tokens: array[int], salt: str, limit: int) -> int:
+        size, end = self.block_size, self.block_size
+        node = self._roots.get(salt)
+        limit = min(limit, len(tokens))
+        while node is not None and end <= limit:
+            node = node.children.get(tokens[end - size : end].tobytes())
+            if node is not None:
+                end += size
+        return end - size
+
     # Before: table holds `shared` tree nodes and nothing else. After: it holds more of them.
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         if len(table.blocks) != table.shared:

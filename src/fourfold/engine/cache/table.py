@@ -48,6 +48,10 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def known(self, tokens: array[int], salt: str, limit: int) -> int:
+        """How many tokens `match` would find now. Changes nothing, not even what is evicted next."""
+        ...
+
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         """Takes further blocks that became known since; the table must end at a full block. Tokens gained."""
         ...
