@@ -23,6 +23,10 @@ MAX_N = 128
 """Most completions of one prompt in one request."""
 
 
+MAX_TIMEOUT = 86400
+"""Seconds that a request may allow at most."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens, and when to stop. Field names and meanings are those of vLLM and OpenAI.
 

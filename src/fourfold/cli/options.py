@@ -40,6 +40,13 @@ def engine_options(command: F) -> F:
             f"Requests computed in one step. [default: {DEFAULTS.max_num_seqs}]")),
         click.option("--max-num-batched-tokens", "--batch-size", "max_num_batched_tokens", type=COUNT, help=(
             f"Token budget of one step. [default: {DEFAULTS.max_num_batched_tokens}]")),
+        click.option("--max-itl-ratio", "max_itl_ratio", type=click.FloatRange(0), metavar="RATIO", help=(
+            "How many times longer the time between two tokens of an answer may become while prompts are "
+            f"computed; 0: as --max-num-batched-tokens lets it. [default: {DEFAULTS.max_itl_ratio}]")),
+        click.option("--itl-target-ms", "itl_target_ms", type=click.FloatRange(0, min_open=True),
+                     metavar="MS", help=(
+            "Time between two tokens to keep, in milliseconds, instead of a ratio; fewer requests run at a "
+            "time if they must. [default: none]")),
         click.option("--threads", "-t", "threads", type=click.IntRange(1, 4096), help=(
             "Compute threads. [default: the physical cores this process may use]")),
         spelled("--dtype", "activation_dtype", meanings=ACTIVATION_DTYPES, help=(

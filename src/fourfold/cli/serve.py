@@ -17,6 +17,21 @@ from fourfold.server.settings import ServerSettings
 DEFAULTS = ServerSettings()
 
 
+def _weights(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, float], ...]:
+    found = []
+    for value in values:
+        key, separator, number = value.rpartition("=")
+        try:
+            found.append((key, float(number)))
+        except ValueError:
+            separator = ""
+        if not separator:
+            raise click.BadParameter("must be KEY=WEIGHT, where WEIGHT is a number")
+    return tuple(found)
+
+
 @click.command(cls=Command)
 @options.model_argument
 @click.option("--host", default=DEFAULTS.host, show_default=True, help="Address to listen on.")
@@ -42,6 +57,25 @@ DEFAULTS = ServerSettings()
     multiple=True,
     help="Key that requests must bring, for all but /health; may be given several times. "
     "[default: FOURFOLD_API_KEY, if set]",
+)
+@click.option(
+    "--api-key-weight",
+    "key_weights",
+    metavar="KEY=WEIGHT",
+    callback=_weights,
+    multiple=True,
+    help="Share of the engine that a key gets when there is not enough for all, relative to the others' 1.",
+)
+@click.option(
+    "--request-timeout",
+    type=click.FloatRange(0, 86400, min_open=True),
+    help="Seconds in which an answer must be complete if the request does not say (`timeout`). What cannot "
+    "be is refused at once with status 503. [default: no limit]",
+)
+@click.option(
+    "--ttft-timeout",
+    type=click.FloatRange(0, 86400, min_open=True),
+    help="The same for its first token (`ttft_timeout`). [default: no limit]",
 )
 @click.option("--chat-template", metavar="FILE|JINJA", help="Chat template instead of the model's own.")
 @click.option(
@@ -102,6 +136,9 @@ def serve(
         port=flags["port"],
         served_model_names=flags["served_model_names"],
         api_keys=api_keys or ((environment.api_key,) if environment.api_key else ()),
+        key_weights=flags["key_weights"],
+        request_timeout=flags["request_timeout"],
+        ttft_timeout=flags["ttft_timeout"],
         chat_template=read_template(chat_template),
         tool_call_parser=flags["tool_call_parser"],
         reasoning_parser=flags["reasoning_parser"],

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fourfold.errors import InvalidRequestError
-from fourfold.types import EngineRequest
+from fourfold.types import MAX_TIMEOUT, EngineRequest
 
 Rank = tuple[int, float, int]
 """(priority, arrival, ordinal): the smaller runs first and is preempted last. Never equal for two."""
 
 MAX_HELD = 8
 """Waiting sequences passed over in one step because a neighbour is computing their next block."""
-
-
-MAX_TIMEOUT = 86400
-"""Seconds that a request may allow at most."""
 
 
 @dataclass(frozen=True, slots=True)

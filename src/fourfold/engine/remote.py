@@ -30,7 +30,7 @@ from fourfold.engine.wire import (
     Timelines,
     View,
 )
-from fourfold.errors import EngineDeadError, FourfoldError, LoadError, OverloadedError
+from fourfold.errors import DeadlineError, EngineDeadError, FourfoldError, LoadError, OverloadedError
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
@@ -54,6 +54,9 @@ STALL_SECONDS = 30.0
 STALL_STEPS = 8.0
 """...or so many average steps, if that is longer (a big model on a slow machine)."""
 
+
+LATE_SECONDS = 2.0
+"""Seconds after a request's timeout in which the engine must have ended it."""
 
 _STATES = frozenset({
     "running", "waiting", "free_blocks", "cached_blocks", "live_blocks", "in_transfer_blocks", "total_blocks",
@@ -161,13 +164,31 @@ class RemoteEngine:
         stream = self._streams.open(request)
         if self._state is _State.READY:
             self._send(stream)
+        timer = self._give_up_late(stream)
         try:
             async for event in stream.events():
                 yield event
         finally:
+            if timer is not None:
+                timer.cancel()
             if self._streams.discard(stream) and stream.sent and self._state is _State.READY:
                 self._child.send(Abort(stream.key))
             self._note_idle()
+
+    def _give_up_late(self, stream: Stream) -> asyncio.TimerHandle | None:
+        """The engine ends what is late. This is for when it cannot: while it is restarted, or stuck."""
+        request = stream.request
+        if request.timeout is None:
+            return None
+        left = request.timeout + LATE_SECONDS - (time.monotonic() - request.arrival if request.arrival else 0)
+
+        def give_up() -> None:
+            message = f"the answer was not complete within {request.timeout:g} s (timeout)"
+            if stream.sent and self._state is _State.READY:
+                self._child.send(Abort(stream.key))
+            self._streams.fail(stream, DeadlineError(message, passed=True))
+
+        return asyncio.get_running_loop().call_later(max(0.0, left), give_up)
 
     async def abort(self, request_id: str) -> None:
         stream = self._streams.find(request_id)

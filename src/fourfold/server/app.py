@@ -64,7 +64,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     middleware = [
         Middleware(
             Gate,
-            keys=ApiKeys(settings.api_keys),
+            keys=ApiKeys(settings.api_keys, settings.key_weights),
             max_body_bytes=settings.max_body_bytes,
             errors=front.metrics.errors,
             access_log=settings.access_log,

@@ -161,7 +161,7 @@ async def chat_completions(front: Front, request: Request) -> Response:
         variables=reasoning_variables(body, template.source, format),
     )
     expected = expected_answer(format, body, tooling, rendered.text)
-    ask = await Ask.of(request, body, "messages")
+    ask = await Ask.of(request, body, front.settings, "messages")
     promised, constraint = await answer_constraint(
         front.formats, body, tooling, expected, ask.constraint, budget
     )

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fourfold.errors import (
+    DeadlineError,
     EngineDeadError,
     EngineFaultError,
     FourfoldError,
@@ -60,6 +61,13 @@ def as_http(error: BaseException) -> HTTPError:
         case OverloadedError():
             after = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
             return HTTPError(429, str(error), "rate_limit_error", code="queue_full", headers=after)
+        case DeadlineError():
+            after = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+            if error.passed:
+                return HTTPError(504, str(error), "timeout_error", code="timeout", headers=after)
+            return HTTPError(
+                503, str(error), "service_unavailable_error", code="deadline_unreachable", headers=after
+            )
         case EngineDeadError():
             return HTTPError(
                 503, str(error), "service_unavailable_error", code="engine_dead", headers={"Retry-After": "1"}

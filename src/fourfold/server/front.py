@@ -18,6 +18,7 @@ from fourfold.engine.requests import RequestMaker
 from fourfold.errors import InvalidRequestError
 from fourfold.server.answers import Formats
 from fourfold.server.constraints import constraint_of
+from fourfold.server.deadlines import Allowed, allowed
 from fourfold.server.errors import HTTPError
 from fourfold.server.gate import cache_salt, read_body
 from fourfold.server.generate import Generation, Job
@@ -146,8 +147,13 @@ class Front:
                 sampling,
                 limit,
                 cache_salt=ask.salt,
+                tenant=ask.tenant,
+                user=ask.user,
+                weight=ask.weight,
                 priority=ask.priority,
                 arrival=ask.arrival,
+                timeout=ask.allowed.timeout,
+                ttft_timeout=ask.allowed.first_token,
                 constraint=ask.constraint,
                 prediction_ids=predicted,
             )
@@ -192,10 +198,15 @@ class Prompt:
     echoed: int = 0
 
 
+MAX_USER = 256
+"""Characters of `user` that tell one from another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Who asks, and what is no sampling parameter.
 
+    tenant, weight: by API key.  user: by the body; users of one tenant share what it gets.
     prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
     constraint: what every answer must be.
     prediction: what the answers will probably be.
@@ -204,8 +215,12 @@ class Ask:
     """
 
     salt: str
+    tenant: str
+    user: str
+    weight: float
     priority: int
     arrival: float
+    allowed: Allowed
     prompt_field: str
     default_max_tokens: int | None
     constraint: Constraint | None = None
@@ -216,15 +231,23 @@ class Ask:
 
     @staticmethod
     async def of(
-        request: Request, body: GenerationBody, prompt_field: str, default_max_tokens: int | None = None
+        request: Request,
+        body: GenerationBody,
+        settings: ServerSettings,
+        prompt_field: str,
+        default_max_tokens: int | None = None,
     ) -> Ask:
         priority = body.priority or 0
         if not -(2**31) <= priority < 2**31:
             raise InvalidRequestError(f"priority must be a 32-bit integer, got {priority}", "priority")
         return Ask(
             cache_salt(request.state.tenant, body.cache_salt),
+            request.state.tenant,
+            (body.user or "")[:MAX_USER],
+            request.state.weight,
             priority,
             time.monotonic(),
+            allowed(request, body, settings),
             prompt_field,
             default_max_tokens,
             await constraint_of(body),

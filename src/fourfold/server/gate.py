@@ -28,8 +28,10 @@ OPEN_PATHS = frozenset({"/health"})
 class ApiKeys:
     """Knows keys by their digests, so that a comparison takes the same time for any candidate."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], weights: Sequence[tuple[str, float]] = ()) -> None:
+        """weights: of keys whose share of the engine is not 1."""
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._weights = {self.tenant(key): weight for key, weight in weights}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -43,6 +45,10 @@ class ApiKeys:
         return (
             hashlib.blake2b(digest, digest_size=16, person=b"fourfold-tenant").hexdigest() if known else None
         )
+
+    def weight(self, tenant: str) -> float:
+        """The tenant's share of the engine, relative to others."""
+        return self._weights.get(tenant, 1.0)
 
 
 def cache_salt(tenant: str, body_salt: str | None) -> str:
@@ -60,8 +66,8 @@ class Gate:
 
     errors: counts responses of status 400 and above, by status.
 
-    Sets scope["state"]["tenant"] ("" without keys) and ["request_id"]; answers 401 and 413 itself; adds
-    x-request-id to every response.
+    Sets scope["state"]["tenant"] ("" without keys), ["weight"] and ["request_id"]; answers 401 and 413
+    itself; adds x-request-id to every response.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class Gate:
             log.info("%s %s %d %.3fs %s", scope["method"], scope["path"], status, took, state["request_id"])
 
     def _refuse(self, scope: Scope, headers: dict[bytes, bytes], state: dict[str, object]) -> Response | None:
-        state["tenant"] = ""
+        state["tenant"], state["weight"] = "", 1.0
         if self._keys and scope["path"] not in OPEN_PATHS:
             tenant = self._keys.tenant(_candidate(headers))
             if tenant is None:
@@ -117,7 +123,7 @@ class Gate:
                         headers={"WWW-Authenticate": "Bearer"},
                     )
                 )
-            state["tenant"] = tenant
+            state["tenant"], state["weight"] = tenant, self._keys.weight(tenant)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and len(length) < 20 and int(length) <= self._limit:
             return None

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple, cast
 
 from fourfold.answers.parts import Part
 from fourfold.engine.client import EngineClient
-from fourfold.errors import EngineDeadError, EngineFaultError, FourfoldError, InvalidRequestError
+from fourfold.errors import (
+    DeadlineError,
+    EngineDeadError,
+    EngineFaultError,
+    FourfoldError,
+    InvalidRequestError,
+)
 from fourfold.server.errors import as_http
 from fourfold.server.metrics import Metrics, SequenceTimer
 from fourfold.server.reading import PartReader
@@ -233,6 +239,8 @@ def _reason_of(error: Exception) -> str:
 def _raise_failure(event: EngineEvent) -> None:
     if event.refused_param is not None:
         raise InvalidRequestError(event.error or "the constraint was refused", event.refused_param)
+    if event.timed_out:
+        raise DeadlineError(event.error or "the request was not answered in time", passed=True)
     if event.finish_reason == "error":
         raise EngineFaultError(event.error or "the engine failed on this request")
     if event.finish_reason == "abort":

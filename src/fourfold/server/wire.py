@@ -50,6 +50,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    timeout: float | None = None
+    ttft_timeout: float | None = None
     return_tokens_as_token_ids: bool | None = None
     return_trace: bool | None = None
     # What the answer must be: see constraints.py.
