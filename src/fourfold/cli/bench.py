@@ -14,6 +14,8 @@ from fourfold.cli.base import LazyGroup
         "kernels": ("fourfold.cli.bench_kernels:kernels", "Each kernel at a model's shapes."),
         "engine": ("fourfold.cli.bench_engine:engine", "Speed and memory of a model in this process."),
         "serve": ("fourfold.cli.bench_serve:serve", "Load on a server that speaks OpenAI's API."),
+        "load": ("fourfold.cli.bench_load:load", "A server at and beyond its own capacity."),
+        "itl": ("fourfold.cli.bench_load:itl", "What a long prompt does to answers that run."),
         "compare": ("fourfold.cli.bench_compare:compare", "This engine beside others, in one run."),
         "accuracy": (
             "fourfold.cli.bench_accuracy:accuracy",

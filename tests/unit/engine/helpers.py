@@ -37,12 +37,15 @@ def make_engine(
 
 
 def request(
-    request_id: str, prompt: list[int], *, salt: str = "", priority: int = 0, arrival: float = 0.0,
-    eos: tuple[int, ...] = (), allowed_vocab: int | None = None, constraint: Constraint | None = None,
+    request_id: str, prompt: list[int], *, salt: str = "", tenant: str = "", user: str = "",
+    weight: float = 1.0, priority: int = 0, arrival: float = 0.0, timeout: float | None = None,
+    ttft_timeout: float | None = None, eos: tuple[int, ...] = (), allowed_vocab: int | None = None,
+    constraint: Constraint | None = None,
     **sampling: Any,
 ) -> EngineRequest:  # fmt: skip
     return EngineRequest(
-        request_id=request_id, prompt_ids=prompt, cache_salt=salt, priority=priority, arrival=arrival,
+        request_id=request_id, prompt_ids=prompt, cache_salt=salt, tenant=tenant, user=user, weight=weight,
+        priority=priority, arrival=arrival, timeout=timeout, ttft_timeout=ttft_timeout,
         eos_ids=eos, allowed_vocab=allowed_vocab, constraint=constraint,
         sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling}),
     )  # fmt: skip
