@@ -66,8 +66,8 @@ def _server_options(command: Any) -> Any:
 @click.option("--range-ratio", type=click.FloatRange(0, 1, max_open=True), default=0.5, show_default=True,
               help="Lengths vary evenly by this share.")  # fmt: skip
 @click.option("--slo-ttft", type=click.FloatRange(0, min_open=True), default=2000.0, show_default=True,
-              metavar="MS", help="Time to first token that counts as good; sent along as ttft_timeout.")  #
-fmt: skip @click.option("--slo-tpot", type=click.FloatRange(0, min_open=True), metavar="MS",
+              metavar="MS", help="Time to first token that is good; sent along as ttft_timeout.")  # fmt: skip
+@click.option("--slo-tpot", type=click.FloatRange(0, min_open=True), metavar="MS",
               help="Time per output token that counts as good. [default: any]")  # fmt: skip
 @json_option
 def load(base_url: str, api_key: str | None, allow_remote: bool, json_to: str | None, **flags: Any) -> int:

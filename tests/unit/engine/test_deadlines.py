@@ -61,7 +61,7 @@ def test_another_tenants_queue_does_not_count_where_it_does_not_delay() -> None:
 def test_a_deadline_that_passes_while_waiting_ends_it_at_once() -> None:
     bench = Bench(seqs=1, seconds=0.1)
     bench.add(request("runs", [1], max_tokens=100))
-    bench.step()
+    # No speed is known yet, so it is taken.
     bench.add(request("waits", [2], ttft_timeout=1.0, arrival=bench.now))
     start = bench.now
     while "waits" not in bench.ended:
@@ -116,13 +116,13 @@ def test_an_engine_ends_what_is_late_and_goes_on() -> None:
 
 
 def test_at_overload_those_accepted_are_in_time() -> None:
-    """Arrivals at about 150 % of what can be served: some are refused, and nearly nobody else is late."""
+    """Arrivals at about twice what can be served: some are refused, and nearly nobody else is late."""
     rng = random.Random(3)
     bench = warm(Bench(budget=32, seqs=4, seconds=0.02))
     refused = accepted = 0
     due = bench.now
     for i in range(150):
-        due += rng.expovariate(1.5 / 0.16)
+        due += rng.expovariate(2.5 / 0.16)
         while bench.now < due:
             if bench.scheduler.has_work:
                 bench.step()
@@ -135,6 +135,6 @@ def test_at_overload_those_accepted_are_in_time() -> None:
             refused += 1
     bench.run()
     late = sum(event.timed_out for event in bench.ended.values())
-    assert refused > 15
-    assert accepted > 60
+    assert refused > 30
+    assert accepted > 40
     assert late <= 0.05 * accepted

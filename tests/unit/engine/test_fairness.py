@@ -42,7 +42,7 @@ class Bench:
 
     def step(self) -> None:
         scheduler = self.scheduler
-        batch = scheduler.next_batch(self.now)
+        batch = scheduler.next_batch(now=self.now)
         events = scheduler.take_orphans()
         if batch is not None:
             for item in scheduler._plan.values():
