@@ -16,6 +16,12 @@ from fourfold.types import EngineRequest
 MEMORY = 1 / 16
 """Share of a new observation in running means."""
 
+QUANTILE = 0.95
+"""Share of first tokens that come within their prediction."""
+
+CORRECTION_STEP = 0.1
+"""How fast predictions are corrected."""
+
 NOTABLE = 0.05
 """Seconds of a predicted wait below which it teaches nothing: noise of single steps."""
 
@@ -41,7 +47,7 @@ class Admission:
         self.answer_share = 1.0
         """Part of max_tokens that answers had lately. 1 until one was seen: the careful side."""
         self.correction = 1.0
-        """Time to first token over its prediction, lately."""
+        """What predicted times to the first token are multiplied by, so that QUANTILE of them are kept."""
 
     def finished(self, seq: Sequence) -> None:
         """An answer ended by itself."""
@@ -51,9 +57,10 @@ class Admission:
     def began(self, predicted: float, waited: float) -> None:
         """A first token came `waited` seconds after it was predicted to take `predicted`."""
         if predicted >= NOTABLE:
-            # Predictions have the correction in them already.
-            ratio = waited / predicted * self.correction
-            self.correction += MEMORY * (ratio - self.correction)
+            # Predictions have the correction in them already. At overload those accepted are just in time, so
+            # a mean would make half of them late: the quantile is what counts.
+            up = QUANTILE if waited > predicted else QUANTILE - 1
+            self.correction *= 1 + CORRECTION_STEP * up
             self.correction = min(MOST_CORRECTION, max(1 / MOST_CORRECTION, self.correction))
 
     def check(
@@ -102,7 +109,6 @@ class Admission:
         ahead, waiting_ahead = _ahead(request, queue, own)
         prefills = [seq for seq in running if seq.computed < seq.prompt_len]
         ahead += sum(len(seq.tokens) - seq.computed for seq in prefills)
-        left = sorted(self._tokens_left(seq) for seq in running)
         # Those ahead will answer by the time this one is computed: about half of them on average.
         answers = len(running) - len(prefills)
         slots = self._slots(request, running, answer)
@@ -114,11 +120,15 @@ class Admission:
         chunk = pace.chunk(costs, answers, answers, work, own // 2, limits.max_num_batched_tokens - answers)
         chunk = max(1, min(chunk, ahead + own))
         mixed = costs.seconds(answers + chunk, work + span_work(own // 2, chunk))
+        left = sorted(
+            self._tokens_left(seq) + max(0, seq.prompt_len - seq.computed) / chunk for seq in running
+        )
         to_compute = math.ceil((ahead + own) / chunk) * mixed
         place = waiting_ahead + 1 - max(0, slots - len(running))
         if place > 0 and left:
+            # A place is taken for a prompt and an answer.
             rounds, number = divmod(place - 1, len(left))
-            tokens = left[number] + rounds * max(answer, sum(left) / len(left))
+            tokens = left[number] + rounds * (answer + own / chunk)
             to_compute = max(to_compute, tokens * mixed + math.ceil(own / chunk) * mixed)
         first = to_compute * self.correction
         pace_then = mixed if ahead else costs.seconds(answers + 1, work + len(request.prompt_ids))

@@ -331,6 +331,8 @@ class Scheduler:
     def _expire(self) -> None:
         for seq, message in self._deadlines.passed(self._now):
             self.counters.timed_out += 1
+            if seq.predicted is not None and not seq.delivered:
+                self._admission.began(seq.predicted, self._now - seq.predicted_at)
             self._finish(seq, "error", message)
             event = finish_event(seq, "error", message)
             event.timed_out = True

@@ -210,7 +210,7 @@ class Ask:
     prompt_field: how the body calls its prompt.  default_max_tokens: None for "until the context is full".
     constraint: what every answer must be.
     prediction: what the answers will probably be.
-    tenant: whose API key.  request_id: of the HTTP request.
+    request_id: of the HTTP request.
     expected: what answers may hold; None if that is content and nothing else.
     """
 
@@ -225,7 +225,6 @@ class Ask:
     default_max_tokens: int | None
     constraint: Constraint | None = None
     prediction: str = ""
-    tenant: str = ""
     request_id: str = ""
     expected: Expected | None = None
 
@@ -252,7 +251,6 @@ class Ask:
             default_max_tokens,
             await constraint_of(body),
             _prediction(body.prediction),
-            request.state.tenant,
             request.state.request_id,
         )
 
