@@ -260,7 +260,7 @@ def test_a_server_that_ends_says_why(start: bool) -> None:
 
 
 SERVER = """
-import json, sys
+import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args): pass
@@ -273,6 +273,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b'{"data": [{"id": "m"}]}')
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["max_tokens"] == 14:
+            time.sleep(60)
         if asked["max_tokens"] == 13:
             return self.answer(b'data: {"error": "unlucky"}\\n\\ndata: [DONE]\\n\\n')
         token = b'data: {"choices": [{"text": "a"}]}\\n\\n'
@@ -308,6 +310,13 @@ def test_servers_under_load() -> None:
     }  # fmt: skip
     assert 0 < found["start"] < 10
     assert 5 < found["PSS of one stream"] <= found["peak RSS of one stream"] < 500
+
+
+def test_a_load_that_takes_too_long() -> None:
+    loads = [ServerLoad("slow", 2, 1, 8, 14), ServerLoad("later", 1, 1, 8, 2)]
+    result = compare([Serves("fourfold", [], [])], plan(1, workloads=[], loads=loads, timeout=1.0))
+    assert [(note.what, note.reason) for note in result.failures] == [("slow", "slow took longer than 1 s")]
+    assert "later" not in [figure.name for figure in result.figures]
 
 
 SCRIPT = """

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO
@@ -17,10 +18,10 @@ from fourfold.bench.compare.commands import SAID_CHARACTERS
 from fourfold.bench.compare.peer import CannotStart, ServerCommand
 from fourfold.bench.load.dataset import RandomItems, RequestShape
 from fourfold.bench.load.http import Server
-from fourfold.bench.load.measure import send
+from fourfold.bench.load.measure import Prepared, send
 from fourfold.bench.load.models import served_models
 from fourfold.bench.load.report import LoadReport, report
-from fourfold.bench.load.run import Arrivals, run_load
+from fourfold.bench.load.run import Arrivals, LoadRun, run_load
 from fourfold.bench.process import peak_memory, proportional_memory
 from fourfold.config import child_environment
 from fourfold.errors import FourfoldError
@@ -76,7 +77,7 @@ class RunningServer:
     """
 
     def __init__(self, command: ServerCommand, port: int, timeout: float) -> None:
-        """timeout: seconds that one answer may take.
+        """timeout: seconds that a load may take.
 
         Raises CannotStart with what the server said if it ends, or does not answer for ten minutes.
         """
@@ -119,14 +120,22 @@ class RunningServer:
         return proportional_memory(self._process.pid)
 
     def measure(self, load: ServerLoad, seed: int) -> LoadReport:
-        """Raises FourfoldError if a request fails: the others' figures would mean nothing."""
+        """Raises FourfoldError if a request fails, for the others' figures would mean nothing, or if all take
+        longer than the timeout."""
         items = RandomItems(load.prompt - load.shared, load.output, prefix_len=load.shared)
         requests = RequestShape(self._model).prepare(items.items(load.requests, seed))
-        run = asyncio.run(run_load(self._server, requests, Arrivals(load.concurrency), timeout=self._timeout))
+        run = asyncio.run(self._run(load, requests))
         measured = report(run)
         if measured.errors:
             raise FourfoldError(f"{load.name}: {', '.join(measured.errors)}")
         return measured
+
+    async def _run(self, load: ServerLoad, requests: Sequence[Prepared]) -> LoadRun:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await run_load(self._server, requests, Arrivals(load.concurrency))
+        except TimeoutError as error:
+            raise FourfoldError(f"{load.name} took longer than {self._timeout:g} s") from error
 
     def warm_up(self, seed: int) -> None:
         self.measure(ServerLoad("warm-up", 2, 2, 32, 16), seed)
