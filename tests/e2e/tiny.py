@@ -26,15 +26,23 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(path: Path, seed: int = 0) -> Path:
+def write_tiny_model(
+    path: Path,
+    seed: int = 0,
+    *,
+    more_specials: tuple[str, ...] = (),
+    template: str = TEMPLATE,
+    context: int = CONTEXT,
+) -> Path:
     texts = {byte: char for char, byte in byte_alphabet().items()}
-    tokens = [*(texts[byte] for byte in range(256)), *SPECIALS, NEVER]
-    kinds = [NORMAL] * 256 + [CONTROL] * len(SPECIALS) + [NORMAL]
+    specials = [*SPECIALS, *more_specials]
+    tokens = [*(texts[byte] for byte in range(256)), *specials, NEVER]
+    kinds = [NORMAL] * 256 + [CONTROL] * len(specials) + [NORMAL]
     padding = ROWS - len(tokens)
     metadata = {
         "general.architecture": "llama",
         "general.name": "tiny",
-        "llama.context_length": CONTEXT,
+        "llama.context_length": context,
         "llama.embedding_length": HIDDEN,
         "llama.block_count": LAYERS,
         "llama.feed_forward_length": INNER,
@@ -51,7 +59,7 @@ def write_tiny_model(path: Path, seed: int = 0) -> Path:
         "tokenizer.ggml.merges": [f"{NEVER[0]} {NEVER[1]}"],
         "tokenizer.ggml.eos_token_id": EOS,
         "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": TEMPLATE,
+        "tokenizer.chat_template": template,
     }
     random = np.random.default_rng(seed)
 

@@ -79,9 +79,11 @@ def read_tools(body: ChatBody) -> Tooling:
         if tool.name in tools:
             raise InvalidRequestError(f"{field}[{index}]: the name {tool.name!r} is there twice", field)
         tools[tool.name] = tool
-    every = Tooling(tuple(tools.values()), parallel=body.parallel_tool_calls is not False, legacy=legacy)
+    # There is room for one function_call in a message.
+    parallel = body.parallel_tool_calls is not False and not legacy
+    every = Tooling(tuple(tools.values()), parallel=parallel, legacy=legacy)
     if body.function_call is not None:
-        return replace(_chosen(every, body.function_call, "function_call"), parallel=False)
+        return _chosen(every, body.function_call, "function_call")
     return _chosen(every, body.tool_choice, "tool_choice")
 
 
