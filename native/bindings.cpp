@@ -253,6 +253,21 @@ struct Engine {
       runtime->copy_block(from, to);
     }
   }
+
+  void read_block(int block, Out<uint8_t, 1> out) const {
+    check_block(block, out.shape(0));
+    runtime->read_block(block, out.data());
+  }
+
+  void write_block(int block, Array<uint8_t, 1> data) {
+    check_block(block, data.shape(0));
+    runtime->write_block(block, data.data());
+  }
+
+  void check_block(int block, size_t bytes) const {
+    require(block >= 0 && block < runtime->limits().num_blocks, "KV block does not exist");
+    require(bytes == runtime->kv_block_bytes(), "a KV block's content has kv_block_bytes bytes");
+  }
 };
 
 }  // namespace
@@ -373,6 +388,8 @@ NB_MODULE(_native, m) {
            "top_logprobs"_a.noconvert(), "status"_a.noconvert(), "logits"_a.none().noconvert(),
            "masks_ready"_a.none().noconvert() = nb::none())
       .def("copy_blocks", &Engine::copy_blocks, "pairs"_a)
+      .def("read_block", &Engine::read_block, "block"_a, "out"_a.noconvert())
+      .def("write_block", &Engine::write_block, "block"_a, "data"_a.noconvert())
       .def("start_observing", [](Engine& e) { e.runtime->start_observing(); })
       .def(
           "observed",

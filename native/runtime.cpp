@@ -161,6 +161,20 @@ void Runtime::copy_block(int32_t from, int32_t to) {
     std::memcpy(l.base + size_t(to) * l.block_bytes, l.base + size_t(from) * l.block_bytes, l.block_bytes);
 }
 
+void Runtime::read_block(int32_t block, uint8_t* out) const {
+  for (const KvLayer& l : kv_layers_) {
+    std::memcpy(out, l.base + size_t(block) * l.block_bytes, l.block_bytes);
+    out += l.block_bytes;
+  }
+}
+
+void Runtime::write_block(int32_t block, const uint8_t* data) {
+  for (const KvLayer& l : kv_layers_) {
+    std::memcpy(l.base + size_t(block) * l.block_bytes, data, l.block_bytes);
+    data += l.block_bytes;
+  }
+}
+
 void Runtime::step(const StepBatch& batch) {
   batch_ = &batch;
   for (int s = 0; s < batch.seqs.count; s++)

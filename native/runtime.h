@@ -45,6 +45,9 @@ class Runtime {
   size_t kv_block_bytes() const { return kv_block_bytes_; }
   size_t arena_bytes() const { return arena_.bytes; }
   void copy_block(int32_t from, int32_t to);
+  // A block's content, layer after layer: kv_block_bytes() bytes.
+  void read_block(int32_t block, uint8_t* out) const;
+  void write_block(int32_t block, const uint8_t* data);
 
   // From now on, steps note the largest magnitude of each column of every matmul's input; observed(op) is
   // empty for others.

@@ -13,6 +13,8 @@ from fourfold.errors import ConfigError
 
 ActivationDtype = Literal["int8", "bfloat16", "float32"]
 KVDtype = Literal["bfloat16", "float32", "int8", "fp8"]
+EvictionPolicy = Literal["lru", "lfu", "fifo"]
+OffloadCompression = Literal["none", "int8"]
 Isa = Literal["auto", "scalar", "avx2", "avxvnni", "avx512vnni", "avx512", "amx"]
 
 
@@ -93,9 +95,37 @@ class EngineConfig:
     prefix_caching: bool = True
     speculation: SpeculationConfig | None = None
     """None: as SpeculationConfig.method None."""
+    radix_eviction_policy: EvictionPolicy = "lru"
+    """Which unused prefix goes first: the longest unused, the least often used, the oldest."""
+
+    kv_host_cache_gib: float = 0.0
+    """Host memory for KV blocks that the pool has no room for, GiB. 0: none."""
+    kv_disk_cache_dir: str | None = None
+    """Folder for KV blocks that shall outlive the process. None: none."""
+    kv_disk_cache_gib: float = 8.0
+    """Most that the folder may take, GiB."""
+    kv_offload_compression: OffloadCompression = "none"
+    """int8 halves what tiers take. Blocks that come back differ a little, so answers may too."""
+    kv_pinned_share: float = 0.25
+    """Share of the pool that pinned prefixes may take; one tenant at most half of that, if there are
+    several."""
+    kv_events_endpoint: str | None = None
+    """ZeroMQ endpoint to publish KV events on, like tcp://127.0.0.1:5557. None: none."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("activation_dtype", ActivationDtype), ("kv_cache_dtype", KVDtype), ("isa", Isa)):
+        for name, least, most in (
+            ("kv_host_cache_gib", 0, 65536), ("kv_disk_cache_gib", 0, 1 << 20), ("kv_pinned_share", 0, 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and least <= value <= most):
+                raise ConfigError(f"{name} must be between {least} and {most}, got {value!r}")
+        for name, kind in (
+            ("activation_dtype", ActivationDtype),
+            ("kv_cache_dtype", KVDtype),
+            ("isa", Isa),
+            ("radix_eviction_policy", EvictionPolicy),
+            ("kv_offload_compression", OffloadCompression),
+        ):
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}")

@@ -232,7 +232,40 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     weight_bytes: int
+    kv_identity: str = ""
+    """What the bytes of a KV block depend on beside its tokens: equal identities, equal bytes."""
     description: dict[str, str] = {}
+
+
+class PinInfo(msgspec.Struct, kw_only=True):
+    """A pinned prefix; tokens: how many of it are pinned, in full blocks."""
+
+    name: str
+    tokens: int
+    blocks: int
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """KV blocks below the pool; all zero where there is no such tier.
+
+    saved: copied from the pool to host memory.  restored: the other way.  skipped: left out, because a queue
+    or the host memory was full.  disk_bad_files: torn, altered or foreign ones, which are ignored.
+    """
+
+    host_blocks: int = 0
+    host_capacity: int = 0
+    saved_blocks: int = 0
+    skipped_blocks: int = 0
+    restored_blocks: int = 0
+    queued_writes: int = 0
+    queued_prefetches: int = 0
+    disk_blocks: int = 0
+    disk_bytes: int = 0
+    disk_read_blocks: int = 0
+    disk_written_blocks: int = 0
+    disk_evicted_blocks: int = 0
+    disk_bad_files: int = 0
+    disk_write_errors: int = 0
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -246,6 +279,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     live_blocks: int = 0
     in_transfer_blocks: int = 0
     total_blocks: int = 0
+    pinned_blocks: int = 0
+    """Of the live ones, those of pinned prefixes."""
+    tiers: TierStats = TierStats()
     prompt_tokens: int = 0
     generation_tokens: int = 0
     cached_prompt_tokens: int = 0

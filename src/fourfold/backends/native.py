@@ -179,8 +179,20 @@ class NativeBackend:
             if isinstance(op, Linear | Logits)
         }
 
+    @property
+    def block_bytes(self) -> int:
+        return self._runtime.kv_block_bytes
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         self._runtime.copy_blocks(pairs)
+
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        """Raises ValueError if there is no such block or `out` has another size than block_bytes."""
+        self._runtime.read_block(block, out)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """Raises ValueError as read_block does."""
+        self._runtime.write_block(block, data)
 
     def close(self) -> None:
         """Stops the threads and frees the KV pool and the activations; the backend is unusable afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -101,6 +102,16 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         weight_bytes=weights.nbytes,
+        kv_identity="|".join(
+            (
+                folder.name,
+                hashlib.blake2b(repr(program.ops).encode(), digest_size=16).hexdigest(),
+                isa,
+                config.activation_dtype,
+                config.kv_cache_dtype,
+                str(backend.block_size),
+            )
+        ),
         description={
             **definition.summary,
             **program.notes,

@@ -10,7 +10,7 @@ import click
 
 from fourfold.cli.speculation import speculation_config, speculation_options
 from fourfold.cli.values import byte_size, spelled
-from fourfold.config import EngineConfig, Isa
+from fourfold.config import EngineConfig, EvictionPolicy, Isa
 from fourfold.types import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,6 +63,10 @@ def engine_options(command: F) -> F:
                      "--enable-prefix-caching/--no-enable-prefix-caching",
                      "prefix_caching", default=None, help=(
             "Reuse the KV of shared prompt beginnings. [default: on]")),
+        spelled("--radix-eviction-policy", "radix_eviction_policy",
+                meanings={name: name for name in get_args(EvictionPolicy)}, help=(
+            "Which unused prefix is evicted first: the longest unused, the least often used, the oldest. "
+            f"[default: {DEFAULTS.radix_eviction_policy}]")),
         click.option("--seed", "-s", "seed", type=click.IntRange(0, 2**64 - 1), help=(
             "Base of the seeds of requests without one. [default: from the operating system]")),
         spelled("--isa", "isa", meanings=ISAS, help="Instruction set of the kernels. [default: the best]"),

@@ -119,8 +119,21 @@ class Backend(Protocol):
 
     def run(self, batch: Batch) -> StepResult: ...
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block, all layers."""
+        ...
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole KV blocks (source, destination), all layers."""
+        """Copies whole KV blocks (source, destination), all layers, one after the other."""
+        ...
+
+    def read_block(self, block: int, out: NDArray[np.uint8]) -> None:
+        """Copies a KV block's content to `out`, uint8 [block_bytes]; its layout is the backend's affair."""
+        ...
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """Fills a KV block with what `read_block` gave."""
         ...
 
     def close(self) -> None: ...

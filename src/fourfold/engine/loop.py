@@ -14,8 +14,9 @@ import msgspec
 
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend, Batch, StepResult
-from fourfold.engine.cache import KVEventSink, PlainCache, PrefixCache, RadixCache
+from fourfold.engine.cache import KVEventSink
 from fourfold.engine.compiling import CompileQueue
+from fourfold.engine.kv import CacheOperation, CacheOutcome, KVCache
 from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.pacing import Pace
 from fourfold.engine.policy import Limits
@@ -67,11 +68,8 @@ class Engine:
             num_blocks=backend.num_blocks,
             vocab_size=backend.vocab_size,
         )
-        self.cache: PrefixCache = (
-            RadixCache(limits.num_blocks, limits.block_size, kv_events)
-            if config.prefix_caching
-            else PlainCache(limits.num_blocks, limits.block_size)
-        )
+        self.kv = KVCache(config, limits.num_blocks, backend, model.kv_identity, kv_events)
+        self.cache = self.kv.cache
         seed = int.from_bytes(os.urandom(8), "little") if config.seed is None else config.seed
         self.recorder = Recorder()
         self._draft = draft
@@ -102,7 +100,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._outbox) or self.scheduler.has_work or bool(self._compiling)
+        return (
+            bool(self._outbox) or self.scheduler.has_work or bool(self._compiling) or self.kv.num_fetching > 0
+        )
 
     def add(self, request: EngineRequest) -> None:
         """Raises InvalidRequestError, OverloadedError or DeadlineError; if not, events follow until a
@@ -113,11 +113,15 @@ class Engine:
         if not self.scheduler.has_work:
             self._start_busy_period()
         now = time.monotonic()
+        self.scheduler.check(request, len(self._compiling) + self.kv.num_fetching, now)
+        if not self.kv.fetch(request):
+            self._enqueue(request, now)
+
+    def _enqueue(self, request: EngineRequest, now: float) -> None:
         if request.constraint is None:
             with self._changing:
                 self.scheduler.add(request, now=now)
             return
-        self.scheduler.check(request, len(self._compiling), now)
         guide = self._compiling.add(request, request.constraint)
         if guide is None:
             self.recorder.open(request).compiling()
@@ -128,7 +132,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Frees the request's blocks now; its last event comes with the next step. Ignores unknown ids."""
-        event = self._compiling.abort(request_id)
+        event = self._compiling.abort(request_id) or self.kv.abort(request_id)
         if event is not None:
             self.recorder.finish(request_id, "abort")
         else:
@@ -141,17 +145,21 @@ class Engine:
         """One batch. If the backend raises, the requests of that batch end with an error; others go on."""
         started = time.perf_counter()
         events, self._outbox = self._outbox, []
+        events += self._take_fetched()
         events += self._take_compiled()
         drafts, drawing = self._propose()
         with self._changing:
             batch = self.scheduler.next_batch(drafts, time.monotonic())
         if batch is None:
             events += self.scheduler.take_orphans()
-            if not events:
+            if not events and self.kv.fetching is not None and len(self.kv.fetching):
+                self.kv.fetching.wait(COMPILE_WAIT)
+            elif not events:
                 self._compiling.wait(COMPILE_WAIT)
             return events
         running = time.perf_counter()
         try:
+            self.kv.flush(self.backend)
             result = self._run(batch)
             check_result(batch, result)
         except Exception as error:
@@ -170,6 +178,7 @@ class Engine:
             with self._changing:
                 events += self.scheduler.commit(batch, result)
             self.scheduler.measured(time.perf_counter() - started)
+            self.kv.flush(self.backend)
         self._steps += 1
         self._step_seconds += time.perf_counter() - started
         self._last_progress = time.monotonic()
@@ -196,6 +205,22 @@ class Engine:
             self._speculator.governor.drafted(len(drawing), guesses, time.perf_counter() - started)
         return drafts, len(drawing)
 
+    def operate(self, operation: CacheOperation) -> CacheOutcome:
+        """Pins, and the log of KV events; in the engine's thread."""
+        with self._changing:
+            return self.kv.operate(operation)
+
+    def _take_fetched(self) -> list[EngineEvent]:
+        """Queues the requests that waited for the disk."""
+        refused = []
+        for request in () if self.kv.fetching is None else self.kv.fetching.take():
+            try:
+                self._enqueue(request, time.monotonic())
+            except FourfoldError as error:
+                self.recorder.finish(request.request_id, "error", str(error))
+                refused.append(refused_event(request, error))
+        return refused
+
     def _take_compiled(self) -> list[EngineEvent]:
         """Queues the requests whose constraints are ready; the events of those whose are bad."""
         refused = []
@@ -214,6 +239,7 @@ class Engine:
         scheduler, counters = self.scheduler, self.scheduler.counters
         with self._changing:
             blocks = self.cache.ledger.counts()
+            pinned = 0 if self.kv.pins is None else self.kv.pins.blocks
             running, waiting = scheduler.num_running, scheduler.num_waiting + len(self._compiling)
         return EngineStats(
             step=self._steps,
@@ -224,6 +250,8 @@ class Engine:
             live_blocks=blocks.live,
             in_transfer_blocks=blocks.in_transfer,
             total_blocks=blocks.total,
+            pinned_blocks=pinned,
+            tiers=self.kv.stats(),
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,

@@ -11,8 +11,8 @@ from operator import attrgetter
 
 from fourfold.engine.batch_builder import Scheduled
 from fourfold.engine.cache import BlockTable, PrefixCache
-from fourfold.engine.cache.table import BlockName
 from fourfold.engine.fairness import FairOrder
+from fourfold.engine.in_flight import InFlight
 from fourfold.engine.outcome import Counters
 from fourfold.engine.pacing import Pace
 from fourfold.engine.places import displaced_by, last
@@ -60,12 +60,12 @@ class Planner:
         self._steps = 0
         self._budget = 0
         self._preempted = False
-        self._in_flight: set[BlockName] = set()
+        self._in_flight = InFlight(limits.block_size)
 
     def next(self, drafts: Mapping[Sequence, Draft] = NO_DRAFTS) -> dict[Sequence, Scheduled]:
         """Plans a step. Answers that run go first; prompts share what is left; drafts take what is left
         then."""
-        self.plan, self.unplaceable, self._in_flight = {}, {}, set()
+        self.plan, self.unplaceable, self._in_flight = {}, {}, InFlight(self.limits.block_size)
         self._budget = self.limits.max_num_batched_tokens
         self._preempted = False
         self._steps += 1
@@ -174,28 +174,35 @@ class Planner:
         at_end = len(table.blocks) == table.shared  # a draft may have brought blocks in advance
         if at_end and seq.computed == table.shared * self.limits.block_size < seq.reuse_limit:
             gained = self.cache.extend(table, seq.tokens, seq.reuse_limit)
-            seq.computed += gained
-            if not seq.preempted:
-                seq.cached_tokens += gained
-            self.fair.found(seq)
-            seq.recording.cache_hit(gained)
+            for tier, restored in table.restored.items():
+                self._reuse(seq, restored, tier)
+                gained -= restored
+            self._reuse(seq, gained)
             if self._hold(table, seq):
                 seq.recording.held()
                 return
-        name = self.cache.next_key(table, seq.tokens, table.salt)
+            self._reuse(seq, self.cache.extend_in_block(table, seq.tokens, seq.reuse_limit))
+        unknown = self.cache.next_unknown(table, seq.tokens, table.salt)
         if (
             self._schedule(seq, len(seq.tokens) - seq.computed)
-            and name is not None
+            and unknown is not None
             and seq.prompt_logprobs is None
         ):
-            self._in_flight.add(name)
+            self._in_flight.add(unknown)
+
+    def _reuse(self, seq: Sequence, gained: int, tier: str = "ram") -> None:
+        seq.computed += gained
+        if not seq.preempted:
+            seq.cached_tokens += gained
+        self.fair.found(seq)
+        seq.recording.cache_hit(gained, tier)
 
     def _hold(self, table: BlockTable | None, seq: Sequence) -> bool:
-        """True if another sequence computes this one's next block in this step: cheaper to wait."""
-        if not self._in_flight or seq.reuse_limit < self.limits.block_size:
+        """True if another sequence computes what this one needs next in this step: cheaper to wait."""
+        if not self._in_flight:
             return False
-        name = self.cache.next_key(table, seq.tokens[: seq.reuse_limit], seq.request.cache_salt)
-        return name is not None and name in self._in_flight
+        unknown = self.cache.next_unknown(table, seq.tokens[: seq.reuse_limit], seq.request.cache_salt)
+        return self._in_flight.worth_waiting(unknown, len(seq.tokens))
 
     def _schedule(self, seq: Sequence, wanted: int) -> bool:
         """Plans up to `wanted` tokens of a running sequence, preempting others that stand behind it for its

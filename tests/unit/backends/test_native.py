@@ -246,6 +246,28 @@ def test_copied_blocks_continue_with_the_same_bits(kv: str) -> None:
         run.backend.copy_blocks([(-1, 0)])
 
 
+@pytest.mark.parametrize("kv", ["bfloat16", "float32", "int8", "fp8"])
+def test_blocks_that_left_as_bytes_and_came_back_continue_with_the_same_bits(kv: str) -> None:
+    model, tokens = fast_model("llama-tied"), tokens_for("llama-tied")
+    whole = in_chunks(model.backend(kv_dtype=kv), tokens, 128)
+    run, other = Run(model.backend(kv_dtype=kv)), Run(model.backend(kv_dtype=kv))
+    run.step({"a": tokens[:50]})
+    content = np.empty(run.backend.block_bytes, np.uint8)
+    blocks = [other.free.pop() for _ in run.tables["a"]]
+    for source, destination in zip(run.tables["a"], blocks, strict=True):
+        run.backend.read_block(source, content)
+        other.backend.write_block(destination, content)
+    other.tables["b"], other.done["b"] = blocks, 50
+    other.step({"b": tokens[50:]})
+    np.testing.assert_array_equal(other.of("b"), whole[50:])
+    for block in (-1, LIMITS.num_blocks):
+        with pytest.raises(ValueError, match="KV block does not exist"):
+            run.backend.read_block(block, content)
+    for size in (0, len(content) - 1, len(content) + 1):
+        with pytest.raises(ValueError, match="kv_block_bytes"):
+            run.backend.write_block(0, np.zeros(size, np.uint8))
+
+
 def test_a_step_without_logit_rows_computes_the_cache() -> None:
     model, tokens = fast_model("qwen3"), tokens_for("qwen3")
     backend = model.backend()

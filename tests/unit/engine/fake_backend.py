@@ -147,5 +147,15 @@ class FakeBackend:
         for source, destination in pairs:
             self.kv[destination] = self.kv[source]
 
+    @property
+    def block_bytes(self) -> int:
+        return 4 * self.block_size
+
+    def read_block(self, block: int, out: np.ndarray) -> None:
+        out[:] = self.kv[block].view(np.uint8)
+
+    def write_block(self, block: int, data: np.ndarray) -> None:
+        self.kv[block] = data.view(np.int32)
+
     def close(self) -> None:
         self.closed = True

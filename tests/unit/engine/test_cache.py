@@ -5,20 +5,21 @@ from __future__ import annotations
 from array import array
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fourfold.config import EngineConfig
 from fourfold.engine.cache import (
     BlockRemoved,
     BlockStored,
     BlockTable,
     KVEvent,
+    LedgerCounts,
     LedgerError,
+    Moves,
     PlainCache,
     RadixCache,
 )
 from fourfold.engine.cache.node import Node
+from fourfold.errors import ConfigError
 
 SIZE = 2
 
@@ -30,22 +31,105 @@ def ids(*values: int) -> array[int]:
 def fill(cache: RadixCache, tokens: array[int], salt: str = "") -> BlockTable:
     """What a request does: match, allocate the rest, compute, insert."""
     table = cache.match(tokens, salt, len(tokens))
+    cache.extend_in_block(table, tokens, len(tokens))
     assert cache.allocate(table, -(-len(tokens) // SIZE) - len(table.blocks))
     cache.insert(table, tokens, len(tokens))
     return table
 
 
-def test_a_released_prefix_is_found_again_up_to_its_full_blocks() -> None:
+def found(cache: RadixCache, tokens: array[int], salt: str = "", limit: int | None = None) -> int:
+    """Tokens that a newcomer need not compute."""
+    limit = len(tokens) if limit is None else limit
+    table = cache.match(tokens, salt, limit)
+    gained = len(table.blocks) * SIZE + cache.extend_in_block(table, tokens, limit)
+    cache.check([table])
+    cache.release(table)
+    cache.check([])
+    return gained
+
+
+def test_a_released_prefix_is_found_again_to_the_token() -> None:
     cache = RadixCache(8, SIZE)
     cache.release(fill(cache, ids(1, 2, 3, 4, 5)))
+    assert cache.ledger.counts().cached == 3
+    for tokens, expected in (
+        (ids(1, 2, 3, 4, 5, 6), 5),
+        (ids(1, 2, 3, 4, 6), 4),
+        (ids(1, 2, 3, 9), 3),
+        (ids(1, 9), 1),
+        (ids(1), 1),
+        (ids(9), 0),
+    ):
+        assert found(cache, tokens) == expected
+    assert found(cache, ids(1, 2, 3, 4), limit=3) == 3
+    assert cache.ledger.counts().cached == 3
+
+
+def test_a_partly_shared_block_is_copied_and_the_source_may_be_given_away_at_once() -> None:
+    cache = RadixCache(3, SIZE)
+    cache.release(fill(cache, ids(1, 2, 3, 4)))
+    source = cache.match(ids(1, 2, 3, 4), "", 4)
+    third = source.blocks[1]
+    cache.release(source)
+    table = cache.match(ids(1, 2, 3, 9), "", 3)
+    assert cache.extend_in_block(table, ids(1, 2, 3, 9), 3) == 1
+    other = cache.match(ids(7), "", 0)
+    assert cache.allocate(other, 1)
+    assert other.blocks[0] == third
+    cache.check([table, other])
+    moved: list[tuple[int, int]] = []
+
+    class Store:
+        copy_blocks = staticmethod(moved.extend)
+
+    cache.moves.run(Store())  # type: ignore[arg-type]
+    assert moved == [(third, table.blocks[1])]
+    assert len(cache.moves) == 0
+
+
+def test_a_part_block_without_room_for_its_copy_is_left() -> None:
+    cache = RadixCache(2, SIZE)
+    live = fill(cache, ids(1, 2, 3))
+    table = cache.match(ids(1, 2, 3, 4), "", 3)
+    assert cache.extend_in_block(table, ids(1, 2, 3, 4), 3) == 0
+    cache.check([live, table])
+
+
+def test_the_longest_of_many_beginnings_in_a_block_is_copied() -> None:
+    cache = RadixCache(64, 8)
+    for i in range(20):
+        cache.release(fill(cache, array("i", [1, 2, i % 4, i // 4, 5, 6])))
+    assert cache.ledger.cached == 20
+    table = cache.match(ids(1, 2, 3, 4, 5, 7), "", 6)
+    assert cache.extend_in_block(table, ids(1, 2, 3, 4, 5, 7), 6) == 5
+    cache.release(table)
+    assert found(cache, ids(1, 2, 3, 9)) == 3
+    assert found(cache, ids(1, 2, 9)) == 2
+
+
+def test_a_tail_gives_way_to_a_longer_one_and_is_not_kept_beside_it() -> None:
+    cache = RadixCache(8, 4)
+    for tokens in (ids(1, 2), ids(1, 2, 3), ids(1, 2), ids(1, 2, 3, 4, 5)):
+        cache.release(fill(cache, tokens))
+        cache.check([])
     assert cache.ledger.counts().cached == 2
-    for tokens, expected in ((ids(1, 2, 3, 4, 5, 6), 2), (ids(1, 2, 3, 9), 1), (ids(1, 9), 0), (ids(1), 0)):
-        table = cache.match(tokens, "", len(tokens))
-        assert len(table.blocks) == table.shared == expected
-        cache.check([table])
-        cache.release(table)
-    limited = cache.match(ids(1, 2, 3, 4), "", 3)
-    assert len(limited.blocks) == 1
+
+
+def test_a_running_prompt_is_copied_from_before_its_block_is_full() -> None:
+    cache = RadixCache(8, 4)
+    first = fill(cache, ids(1, 2, 3, 4, 5, 6))
+    second = cache.match(ids(1, 2, 3, 4, 5, 6), "", 5)
+    assert cache.extend_in_block(second, ids(1, 2, 3, 4, 5, 6), 5) == 1
+    tokens = ids(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert cache.allocate(first, 1)
+    cache.insert(first, tokens, 9)
+    cache.check([first, second])
+    cache.release(first)
+    cache.insert(second, ids(1, 2, 3, 4, 5, 6, 9), 7)
+    cache.check([second])
+    cache.release(second)
+    cache.check([])
+    assert cache.ledger.counts().cached == 4
 
 
 def test_running_holders_share_and_the_second_to_fill_a_block_gives_its_own_back() -> None:
@@ -55,6 +139,7 @@ def test_running_holders_share_and_the_second_to_fill_a_block_gives_its_own_back
         assert cache.allocate(table, 2)
     cache.insert(first, ids(1, 2, 3), 3)
     assert cache.ledger.live == 4
+    cache.check([first, second])
     cache.insert(second, ids(1, 2, 4), 3)
     assert cache.ledger.live == 3
     assert first.blocks[0] == second.blocks[0]
@@ -63,7 +148,7 @@ def test_running_holders_share_and_the_second_to_fill_a_block_gives_its_own_back
     cache.check([second])
     assert cache.ledger.counts().live == 2
     cache.release(second)
-    assert cache.ledger.counts() == cache.ledger.counts().__class__(7, 1, 0, 0, 8)
+    assert cache.ledger.counts() == LedgerCounts(5, 3, 0, 0, 8)
 
 
 def test_salts_do_not_meet() -> None:
@@ -139,15 +224,27 @@ def test_events_tell_chain_salt_and_tokens() -> None:
 
 
 def test_a_lower_tier_sees_blocks_before_they_go() -> None:
+    stored: list[bytes] = []
     spilled: list[bytes] = []
 
-    def spill(node: Node) -> None:
-        assert cache.ledger.is_cached(node.block)
-        spilled.append(node.key)
+    class Lower:
+        def stored(self, node: Node, moves: Moves) -> None:
+            stored.append(node.key)
 
-    cache = RadixCache(2, SIZE, spill=spill)
-    cache.release(fill(cache, ids(1, 2, 3, 4)))
-    cache.evict(2)
+        def leaving(self, node: Node, moves: Moves) -> None:
+            assert cache.ledger.is_cached(node.block)
+            spilled.append(node.key)
+
+        def has(self, digest: bytes) -> bool:
+            return False
+
+        def restore(self, digest: bytes, block: int, moves: Moves) -> None:
+            raise AssertionError
+
+    cache = RadixCache(3, SIZE, lower=Lower())
+    cache.release(fill(cache, ids(1, 2, 3, 4, 5)))
+    assert stored == [ids(1, 2).tobytes(), ids(3, 4).tobytes()]
+    assert cache.evict(3) == 3
     assert spilled == [ids(3, 4).tobytes(), ids(1, 2).tobytes()]
 
 
@@ -163,7 +260,7 @@ def test_many_salts_leave_nothing_behind() -> None:
     cache = RadixCache(2, SIZE)
     for i in range(100):
         cache.release(fill(cache, ids(1, 2), f"salt{i}"))
-    assert len(cache._roots) <= 2
+    assert len(list(cache.roots)) <= 2
     assert len(cache._leaves) <= 2 * 2 + 64
 
 
@@ -180,58 +277,20 @@ def test_plain_cache_is_the_same_without_reuse() -> None:
     assert len(cache.match(ids(1, 2, 3, 4), "", 4).blocks) == 0
 
 
-class CacheMachine(RuleBasedStateMachine):
-    """Random holders over a tiny alphabet, so that prefixes meet often. Oracle: what went into a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = RadixCache(7, SIZE)
-        self.open: list[tuple[BlockTable, array[int]]] = []
-        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}
-
-    @rule(values=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "s"]))
-    def start(self, values: list[int], salt: str) -> None:
-        tokens = array("i", values)
-        table = self.cache.match(tokens, salt, len(tokens) - 1)
-        for i, block in enumerate(table.blocks):
-            assert self.content[block] == (salt, tuple(tokens[: (i + 1) * SIZE]))
-        if not self.cache.allocate(table, -(-len(tokens) // SIZE) - len(table.blocks)):
-            self.cache.release(table)
-            return
-        for i in range(table.shared, len(table.blocks)):
-            self.content[table.blocks[i]] = (salt, tuple(tokens[: (i + 1) * SIZE]))
-        self.open.append((table, tokens))
-
-    @rule(i=st.integers(0, 99), part=st.integers(0, 9))
-    def compute(self, i: int, part: int) -> None:
-        if self.open:
-            table, tokens = self.open[i % len(self.open)]
-            self.cache.insert(table, tokens, min(part, len(tokens)))
-
-    @rule(i=st.integers(0, 99), discard=st.booleans())
-    def stop(self, i: int, discard: bool) -> None:
-        if self.open:
-            self.cache.release(self.open.pop(i % len(self.open))[0], discard)
-
-    @rule(count=st.integers(1, 3))
-    def evict(self, count: int) -> None:
-        cached = self.cache.ledger.cached
-        assert self.cache.evict(count) == min(count, cached)
-
-    @invariant()
-    def integrity(self) -> None:
-        self.cache.check([table for table, _ in self.open])
-        for table, tokens in self.open:
-            for i in range(table.shared):
-                assert self.content[table.blocks[i]] == (table.salt, tuple(tokens[: (i + 1) * SIZE]))
-
-    def teardown(self) -> None:
-        for table, _ in self.open:
-            self.cache.release(table)
-        self.cache.check([])
-        self.cache.evict(99)
-        assert self.cache.ledger.counts().free == 7
+@pytest.mark.parametrize("policy, gone", [("lru", 2), ("lfu", 3), ("fifo", 1)])
+def test_eviction_policies(policy: str, gone: int) -> None:
+    """1 is the oldest and used last, 2 is used most, but not lately; 3 is never used."""
+    cache = RadixCache(3, SIZE, policy=policy)
+    for value in (1, 2):
+        cache.release(fill(cache, ids(value, value)))
+    for value in (2, 2, 2):
+        cache.release(cache.match(ids(value, value), "", 2))
+    cache.release(fill(cache, ids(3, 3)))
+    cache.release(cache.match(ids(1, 1), "", 2))
+    assert cache.evict(1) == 1
+    assert [v for v in (1, 2, 3) if not cache.match(ids(v, v), "", 2).blocks] == [gone]
 
 
-TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lru, lfu, fifo.*'random'"):
+        EngineConfig(radix_eviction_policy="random")  # type: ignore[arg-type]

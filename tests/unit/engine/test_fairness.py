@@ -49,6 +49,7 @@ class Bench:
                 seq, end = item.sequence, item.sequence.computed + item.count
                 prompt = max(0, min(end, seq.prompt_len) - seq.computed)
                 self.served[seq.tenant] += prompt + int(ANSWER_TOKEN) * (item.count - prompt)
+            scheduler.cache.moves.run(self.backend)
             result = self.backend.run(batch)
             self.now += self.seconds
             scheduler.measured(self.seconds)

@@ -125,13 +125,14 @@ def test_neighbour_computes_the_prefix() -> None:
     for name in "bc":
         line = timeline(engine, name)
         assert [entry.event for entry in line.events] == [
-            "queued", "held", "admitted", "prefill", "decode", "finished"
+            "queued", "held", "admitted", "cache_hit", "prefill", "decode", "finished"
         ]  # fmt: skip
-        held, admitted, prefill = line.events[1:4]
+        held, admitted, copied, prefill = line.events[1:5]
         assert held.reason == "prefix_in_flight"
         assert (admitted.tokens, admitted.cached, admitted.reason) == (20, 16, "ram")
-        assert prefill.tokens == 4
-        assert line.totals.cached_tokens == 16
+        assert (copied.cached, copied.reason) == (3, "ram")
+        assert prefill.tokens == 1
+        assert line.totals.cached_tokens == 19
 
 
 def test_waits_and_preemption_say_why() -> None:

@@ -184,7 +184,7 @@ def test_b38_a_prompt_of_whole_blocks_twice() -> None:
         assert tokens(first) == tokens(second)
         assert [e.logprobs for e in first] == [e.logprobs for e in second]
         assert first[0].cached_tokens == 0
-        assert second[0].cached_tokens == (length - 1) // 4 * 4
+        assert second[0].cached_tokens == length - 1
 
 
 def test_b40_only_the_same_salt_hits() -> None:
@@ -193,7 +193,7 @@ def test_b40_only_the_same_salt_hits() -> None:
     for i, salt in enumerate(["A", "A", "B", ""]):
         events = run(engine, request(f"r{i}", prompt(1, 20), salt=salt))[f"r{i}"]
         cached.append(events[0].cached_tokens)
-    assert cached == [0, 16, 0, 0]
+    assert cached == [0, 19, 0, 0]
 
 
 def test_b42_an_aborted_answer_is_reused_by_the_next_turn() -> None:
@@ -309,7 +309,7 @@ def test_b35_penalties_count_the_same_cold_and_warm() -> None:
     engine = make_engine()
     cold = run(engine, request("cold", text, **sampling))["cold"]
     warm = run(engine, request("warm", text, **sampling))["warm"]
-    assert warm[0].cached_tokens == 20
+    assert warm[0].cached_tokens == 23
     assert tokens(cold) == tokens(warm) != alone(request("plain", text))
     longer = request("longer", [*text, 1, 2], **sampling)
     assert tokens(run(engine, longer)["longer"]) == alone(longer)
@@ -409,10 +409,19 @@ def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     engine = make_engine(backend, max_num_batched_tokens=32, max_num_seqs=64)
     items = [request(f"r{i}", prompt(1, 100), temperature=1.0, seed=i, max_tokens=4) for i in range(8)]
     events = run(engine, *items)
-    assert backend.computed_tokens <= 100 + 8 * (4 + 4)
+    assert backend.computed_tokens == 100 + 7 + 8 * 3
     for item in items:
         assert tokens(events[item.request_id]) == alone(item)
-    assert [events[f"r{i}"][0].cached_tokens for i in range(8)] == [0] + [96] * 7
+    assert [events[f"r{i}"][0].cached_tokens for i in range(8)] == [0] + [99] * 7
+
+
+def test_equal_prompts_shorter_than_a_block_are_computed_once_too() -> None:
+    backend = FakeBackend(block_size=16, num_blocks=64)
+    engine = make_engine(backend, max_num_seqs=64)
+    items = [request(f"r{i}", prompt(1, 10), temperature=1.0, seed=i, max_tokens=4) for i in range(6)]
+    events = run(engine, *items)
+    assert backend.computed_tokens == 10 + 5 + 6 * 3
+    assert [events[f"r{i}"][0].cached_tokens for i in range(6)] == [0] + [9] * 5
 
 
 def test_those_who_wait_for_a_shared_prefix_take_no_slot() -> None:
@@ -460,7 +469,7 @@ def test_statistics_add_up() -> None:
     engine = make_engine()
     run(engine, request("a", prompt(1, 20), max_tokens=5), request("b", prompt(1, 20), max_tokens=7))
     stats = engine.stats()
-    assert (stats.prompt_tokens, stats.cached_prompt_tokens, stats.generation_tokens) == (40, 16, 12)
+    assert (stats.prompt_tokens, stats.cached_prompt_tokens, stats.generation_tokens) == (40, 19, 12)
     assert (stats.finished, stats.running, stats.waiting, stats.live_blocks) == (2, 0, 0, 0)
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks == 64
     assert 0 < stats.backend_seconds <= stats.step_seconds

@@ -1,21 +1,32 @@
-"""What changed in the prefix cache, for routers and other tiers that want to know what is where."""
+"""What changed in the prefix cache, for routers and other tiers that want to know what is where.
+
+Numbered from 1 without gaps. The log keeps the last ones; who reads further back is told how many are lost.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
 import msgspec
 
-Tier = Literal["device"]
-"""Where a block lives. More names come with more tiers."""
+Tier = Literal["device", "host", "disk"]
+"""Where a block lives: the pool that is computed in, memory below it, disk."""
 
 DIGEST_BYTES = 16
+LOG_EVENTS = 8192
+MAX_PAGE = 1024
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
-    """A full block became reusable. digest names the whole prefix up to and with this block."""
+    """A full block became reusable. digest names the whole prefix up to and with this block.
+
+    salt: whose it is.  tokens: the block's own, not those before.
+    """
 
     digest: bytes
     parent: bytes
@@ -32,8 +43,57 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag="removed", array_like=True):
     tier: Tier = "device"
 
 
-KVEvent = BlockStored | BlockRemoved
+class BlockMoved(msgspec.Struct, frozen=True, tag="moved", array_like=True):
+    """A block, stored before, is (or is no more) in a tier below the pool."""
+
+    digest: bytes
+    tier: Tier
+    present: bool
+
+
+KVEvent = BlockStored | BlockRemoved | BlockMoved
 KVEventSink = Callable[[KVEvent], None]
+
+
+class EventPage(msgspec.Struct, kw_only=True):
+    """epoch: of this engine process; numbers begin anew with another one.
+    last: number of the last event there is.  lost: how many of those asked for are not kept any more.
+    numbered: (number, event), ascending; numbers are missing only where events of others were left out.
+    more: whether there are further ones after the last one given.
+    """
+
+    epoch: str
+    last: int
+    lost: int
+    numbered: list[tuple[int, KVEvent]]
+    more: bool
+
+
+class EventLog:
+    """One thread appends and reads."""
+
+    def __init__(self, size: int = LOG_EVENTS) -> None:
+        self.epoch = os.urandom(8).hex()
+        self.last = 0
+        self._kept: deque[KVEvent] = deque(maxlen=size)
+
+    def append(self, event: KVEvent) -> None:
+        self.last += 1
+        self._kept.append(event)
+
+    def read(self, after: int, limit: int = MAX_PAGE, salt: str | None = None) -> EventPage:
+        """Events with numbers above `after`, at most `limit`. salt: only those of that one; None: all."""
+        before_kept = self.last - len(self._kept)
+        lost = max(0, before_kept - max(0, after))
+        start = max(0, after - before_kept)
+        found: list[tuple[int, KVEvent]] = []
+        for number, event in enumerate(islice(self._kept, start, None), before_kept + start + 1):
+            if salt is not None and (isinstance(event, BlockMoved) or event.salt != salt):
+                continue
+            if len(found) == limit:
+                return EventPage(epoch=self.epoch, last=self.last, lost=lost, numbered=found, more=True)
+            found.append((number, event))
+        return EventPage(epoch=self.epoch, last=self.last, lost=lost, numbered=found, more=False)
 
 
 def root_digest(salt: str) -> bytes:

@@ -6,15 +6,17 @@ from array import array
 from collections.abc import Iterable
 
 from fourfold.engine.cache.ledger import Ledger
+from fourfold.engine.cache.moves import Moves
 from fourfold.engine.cache.node import Node
-from fourfold.engine.cache.table import BlockName, BlockTable
+from fourfold.engine.cache.table import BlockTable, Unknown
 
 
 class PlainCache:
-    """See PrefixCache; nothing is ever known, so nothing is cached, evicted or reported."""
+    """See PrefixCache; nothing is ever known, so nothing is cached, evicted, copied or reported."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.ledger = Ledger(num_blocks)
+        self.moves = Moves()
         self.block_size = block_size
         self._root = Node(None, "", b"", -1, b"")
 
@@ -27,7 +29,10 @@ class PlainCache:
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         return 0
 
-    def next_key(self, table: BlockTable | None, tokens: array[int], salt: str) -> BlockName | None:
+    def extend_in_block(self, table: BlockTable, tokens: array[int], limit: int) -> int:
+        return 0
+
+    def next_unknown(self, table: BlockTable | None, tokens: array[int], salt: str) -> Unknown | None:
         return None
 
     # Before: free. After: live with this table as the only holder.

@@ -1,48 +1,67 @@
-"""Prefix cache as a radix tree over blocks: shared by running requests, kept, evicted leaf first.
+"""Prefix cache as a radix tree: shared by running requests, kept, evicted leaf first; hits are to the token.
 
-The idea of a radix tree over KV with LRU leaves is SGLang's RadixAttention (Zheng et al. 2024); here an edge
-is one full block, so a block boundary is the only place where paths part, and a node never has to be split.
+The idea of a radix tree over KV with LRU leaves is SGLang's RadixAttention (Zheng et al. 2024). Here an edge
+is one block, full or (at the end of a path) filled in part. Full blocks are shared by reference. Where paths
+part inside a block, the newcomer gets a copy of it and goes on in that; so a node never has to be split.
 """
 
 from __future__ import annotations
 
-import heapq
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
+from fourfold.engine.cache.check import check_cache
 from fourfold.engine.cache.events import BlockRemoved, BlockStored, KVEventSink, block_digest, root_digest
+from fourfold.engine.cache.eviction import Leaves
 from fourfold.engine.cache.ledger import Ledger, LedgerError
-from fourfold.engine.cache.node import Node
-from fourfold.engine.cache.table import BlockName, BlockTable
-
-Spill = Callable[[Node], None]
-"""Called with a node about to be evicted while its block is still intact: the way to a lower tier."""
+from fourfold.engine.cache.lower import LowerTier
+from fourfold.engine.cache.moves import Moves
+from fourfold.engine.cache.node import TOKEN_BYTES, Node
+from fourfold.engine.cache.table import BlockTable, Unknown
 
 
 class RadixCache:
     """See PrefixCache. One tree per salt, so a tenant can neither hit nor time another's prefixes."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, sink: KVEventSink | None = None, spill: Spill | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        sink: KVEventSink | None = None,
+        *,
+        lower: LowerTier | None = None,
+        policy: str = "lru",
     ) -> None:
+        """sink: told of full blocks that become known or are forgotten.
+        lower: where blocks go before they are evicted, and come back from.
+        policy: of eviction; a key of eviction.POLICIES."""
         self.ledger = Ledger(num_blocks)
+        self.moves = Moves()
         self.block_size = block_size
+        self.copied_tokens = 0
+        """Tokens that were not recomputed thanks to copies of partly shared blocks. Only grows."""
+        self.evicted_blocks = 0
         self._sink = sink
-        self._spill = spill
+        self._lower = lower
         self._roots: dict[str, Node] = {}
         self._nodes = 0
         self._tick = 0
-        self._pushes = 0
-        # Cached leaves by last use. Entries are never updated: one whose node moved on is skipped when it
-        # surfaces, and the heap is rebuilt when most of it is stale.
-        self._leaves: list[tuple[int, int, Node]] = []
+        self._leaves = Leaves(policy, self._evictable)
+
+    @property
+    def roots(self) -> Iterable[Node]:
+        """One root per salt that has anything known."""
+        return self._roots.values()
+
+    @property
+    def num_nodes(self) -> int:
+        return self._nodes
 
     # Before: cached or live nodes of the tree. After: each of the path has this table as one more holder.
     def match(self, tokens: array[int], salt: str, limit: int) -> BlockTable:
         # A root is registered by the first insert: a salt that never fills a block leaves nothing behind.
-        root = self._roots.get(salt) or Node(None, salt, b"", -1, root_digest(salt) if self._sink else b"")
-        table = BlockTable(salt, root)
-        self.extend(table, tokens, limit)
+        table = BlockTable(salt, self._roots.get(salt) or Node(None, salt, b"", -1, root_digest(salt)))
+        self._follow(table, tokens, limit)
         return table
 
     def known(self, tokens: array[int], salt: str, limit: int) -> int:
@@ -57,179 +76,273 @@ class RadixCache:
 
     # Before: table holds `shared` tree nodes and nothing else. After: it holds more of them.
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
-        if len(table.blocks) != table.shared:
-            raise LedgerError(
-                f"a table of {len(table.blocks)} blocks, {table.shared} shared, cannot be extended"
-            )
-        size = self.block_size
-        start = table.shared * size
-        limit = min(limit, len(tokens))
-        node, end = self._current(table), start + size
-        while end <= limit:
-            child = node.children.get(tokens[end - size : end].tobytes())
-            if child is None:
-                break
-            self.ledger.share(child.block)
-            table.blocks.append(child.block)
-            node, end = child, end + size
-        table.node = node
-        table.shared = len(table.blocks)
-        return end - size - start
+        start, table.restored = table.shared, {}
+        self._follow(table, tokens, limit)
+        if self._lower is not None:
+            # What comes back may be followed by what is here still.
+            while self._restore(self._lower, table, tokens, limit):
+                self._follow(table, tokens, limit)
+        return (table.shared - start) * self.block_size
 
-    def next_key(self, table: BlockTable | None, tokens: array[int], salt: str) -> BlockName | None:
+    # Before: as for extend. After: one more block, live with this table alone, with a copy's content.
+    def extend_in_block(self, table: BlockTable, tokens: array[int], limit: int) -> int:
+        self._require_whole(table)
+        start = table.shared * self.block_size
+        source, shared = self._current(table).nearest(
+            tokens[start : min(start + self.block_size, limit)].tobytes()
+        )
+        if source is None:
+            return 0
+        # The source may be cached, and the only one that could be evicted.
+        self.ledger.share(source.block)
+        if allocated := self.allocate(table, 1):
+            self.moves.copy(source.block, table.blocks[-1])
+            table.tokens, table.filled = tokens, start + shared
+            self.copied_tokens += shared
+        source.hits += 1
+        self._tick += 1
+        self._unhold(source, self._tick)
+        return shared if allocated else 0
+
+    def lower_digests(self, tokens: array[int], salt: str, limit: int) -> Iterator[bytes]:
+        """Digests of the full blocks of a sequence that the tree does not have, in order."""
+        size = self.block_size
+        node = self._roots.get(salt)
+        digest = root_digest(salt) if node is None else node.digest
+        for end in range(size, min(limit, len(tokens)) + 1, size):
+            key = tokens[end - size : end].tobytes()
+            node = None if node is None else node.children.get(key)
+            digest = block_digest(digest, key) if node is None else node.digest
+            if node is None:
+                yield digest
+
+    def next_unknown(self, table: BlockTable | None, tokens: array[int], salt: str) -> Unknown | None:
         size = self.block_size
         node = self._roots.get(salt) if table is None else self._current(table)
-        if node is None:
-            return (salt, 0, tokens[:size].tobytes()) if len(tokens) >= size else None
-        end = (node.depth + 1) * size
-        while end <= len(tokens):
-            key = tokens[end - size : end].tobytes()
+        start = 0
+        while node is not None:
+            start = node.depth * size
+            key = tokens[start : start + size].tobytes()
             child = node.children.get(key)
-            if child is None:
-                # Roots come and go with their children, so a root is named by its salt alone.
-                return (salt, id(node) if node.depth else 0, key)
-            node, end = child, end + size
-        return None
+            if child is None or len(key) < size * TOKEN_BYTES:
+                break
+            node = child
+        key = tokens[start : start + size].tobytes()
+        if not key:
+            return None
+        # Roots come and go with their children, so a root is named by its salt alone.
+        return Unknown((salt, id(node) if node is not None and node.depth else 0), start, key)
 
     # Before: free blocks, or cached ones that are evicted. After: live with this table as the only holder.
     def allocate(self, table: BlockTable, count: int) -> bool:
-        ledger = self.ledger
-        missing = count - ledger.free
-        if missing > 0 and (missing > ledger.cached or self.evict(missing) < missing):
+        if not self._make_room(count):
             return False
         for _ in range(count):
-            table.blocks.append(ledger.take())
+            table.blocks.append(self.ledger.take())
         return True
 
     # Before: full blocks behind `shared` belong to this table alone. After: they are tree nodes with this
     # table as a holder. Where another holder was first with the same content, the table's own block becomes
     # free and the table holds the tree's instead: their contents are equal to the bit (rule 1).
+    # A prompt's last block, filled in part, becomes known too: the table's own, and it goes on in it.
     def insert(self, table: BlockTable, tokens: array[int], filled: int) -> None:
         size = self.block_size
-        end = (table.shared + 1) * size
-        while end <= filled:
-            node = table.node
-            if node.parent is None:
-                node = self._roots.setdefault(table.salt, node)
-            key = tokens[end - size : end].tobytes()
-            own = table.blocks[table.shared]
-            child = node.children.get(key)
-            if child is None:
-                child = self._add(node, key, own)
-            else:
-                self.ledger.share(child.block)
-                self.ledger.drop(own, keep=False)
-                table.blocks[table.shared] = child.block
-            table.node = child
-            table.shared += 1
-            end += size
+        many = filled - table.filled > 1
+        table.tokens, table.filled = tokens, filled
+        while (table.shared + 1) * size <= filled:
+            self._insert_full(table, tokens)
+        # Not while an answer grows by single tokens: nobody else waits for these.
+        if many and table.tail is None and table.shared * size < filled:
+            self._insert_tail(table)
 
     # Before: the table is one holder of each of its blocks. After: it holds none. Tree nodes without another
-    # holder are cached (or, if discarded, free and gone); blocks outside the tree are free.
+    # holder are cached (or, if discarded, free and gone); other blocks are free, but for a part block whose
+    # beginning nobody knows better: it is cached too.
     def release(self, table: BlockTable, discard: bool = False) -> None:
         ledger = self.ledger
-        for block in table.blocks[table.shared :]:
-            ledger.drop(block, keep=False)
         self._tick += 1
+        kept = None if discard else self._keep_tail(table)
+        if table.tail is not None and table.tail.block >= 0 and table.tail is not kept:
+            self._forget(table.tail)
+        for block in table.blocks[table.shared + (kept is not None) :]:
+            ledger.drop(block, keep=False)
+        if kept is not None:
+            self._unhold(kept, self._tick)
         node = table.node
         while node.parent is not None:
             parent = node.parent
-            node.tick = self._tick
-            if ledger.drop(node.block, keep=True) and not node.children:
-                if discard:
-                    self._remove(node)
-                else:
-                    self._push(node)
+            self._unhold(node, self._tick, discard)
             node = parent
         table.blocks = array("i")
-        table.shared = 0
+        table.shared, table.filled, table.tail = 0, 0, None
         table.node = node
 
     # Before: cached, without children. After: free and out of the tree.
     def evict(self, count: int) -> int:
         done = 0
-        while done < count and self._leaves:
-            tick, _, node = heapq.heappop(self._leaves)
-            if node.tick != tick or not self._evictable(node):
-                continue
-            if self._spill is not None:
-                self._spill(node)
+        while done < count and (node := self._leaves.pop()) is not None:
+            if self._lower is not None and self._whole(node):
+                self._lower.leaving(node, self.moves)
             self._remove(node)
+            self.evicted_blocks += 1
             done += 1
         return done
 
     def check(self, tables: Iterable[BlockTable]) -> None:
-        tables = list(tables)
-        self.ledger.check(block for table in tables for block in table.blocks)
-        in_tree: set[int] = set()
-        leaves = {id(node) for tick, _, node in self._leaves if node.tick == tick}
-        for root in self._roots.values():
-            stack = list(root.children.items())
-            while stack:
-                key, node = stack.pop()
-                if node.key != key or node.block in in_tree or len(key) != 4 * self.block_size:
-                    raise LedgerError(f"block {node.block} is in the tree twice or under a wrong key")
-                in_tree.add(node.block)
-                if self._evictable(node) and id(node) not in leaves:
-                    raise LedgerError(f"block {node.block} is a cached leaf that eviction would never find")
-                holders = self.ledger.holders(node.block)
-                if any(self.ledger.holders(child.block) > holders for child in node.children.values()):
-                    raise LedgerError(f"block {node.block} has fewer holders than its child")
-                stack.extend(node.children.items())
-        cached = {b for b in range(self.ledger.total) if self.ledger.is_cached(b)}
-        if len(in_tree) != self._nodes or not cached <= in_tree:
-            raise LedgerError(
-                f"{len(in_tree)} nodes found, {self._nodes} counted; lost: {sorted(cached - in_tree)}"
-            )
-        for table in tables:
-            path, node = [], table.node
-            while node.parent is not None:
-                path.append(node.block)
-                node = node.parent
-            if path[::-1] != list(table.blocks[: table.shared]):
-                raise LedgerError(f"table {list(table.blocks)} does not follow its path {path[::-1]}")
-            if any(block in in_tree for block in table.blocks[table.shared :]):
-                raise LedgerError(f"table {list(table.blocks)} has a private block that is in the tree")
+        check_cache(self, list(tables), {id(node) for node in self._leaves})
+
+    def _follow(self, table: BlockTable, tokens: array[int], limit: int) -> None:
+        """Holds the full blocks of the tree that come next."""
+        self._require_whole(table)
+        size = self.block_size
+        end = (table.shared + 1) * size
+        limit = min(limit, len(tokens))
+        node = self._current(table)
+        while end <= limit:
+            child = node.children.get(tokens[end - size : end].tobytes())
+            if child is None:
+                break
+            self.ledger.share(child.block)
+            child.hits += 1
+            table.blocks.append(child.block)
+            node, end = child, end + size
+        table.node = node
+        table.shared = len(table.blocks)
+
+    # Before: a free block, or a cached one that is evicted. After: a node with this table as the only holder,
+    # whose content comes with the moves.
+    def _restore(self, lower: LowerTier, table: BlockTable, tokens: array[int], limit: int) -> bool:
+        start, size = table.shared * self.block_size, self.block_size
+        if start + size > min(limit, len(tokens)):
+            return False
+        node = self._current(table)
+        key = tokens[start : start + size].tobytes()
+        digest = block_digest(node.digest, key)
+        # Asked again after making room: what is evicted for it goes where this comes from.
+        if not lower.has(digest) or not self._make_room(1) or not lower.has(digest):
+            return False
+        block = self.ledger.take()
+        tier = lower.restore(digest, block, self.moves)
+        table.restored[tier] = table.restored.get(tier, 0) + size
+        table.blocks.append(block)
+        table.node = self._add(self._registered(table, node), key, block)
+        table.shared += 1
+        return True
+
+    def _insert_full(self, table: BlockTable, tokens: array[int]) -> None:
+        size, start = self.block_size, table.shared * self.block_size
+        key = tokens[start : start + size].tobytes()
+        own = table.blocks[table.shared]
+        if table.tail is not None:
+            if table.tail.block >= 0:
+                self._forget(table.tail)
+            table.tail = None
+        node = self._registered(table, table.node)
+        child = node.children.get(key)
+        if child is None:
+            child = self._add(node, key, own)
+            if self._lower is not None:
+                self._lower.stored(child, self.moves)
+        else:
+            self.ledger.share(child.block)
+            self.ledger.drop(own, keep=False)
+            table.blocks[table.shared] = child.block
+        table.node = child
+        table.shared += 1
+
+    def _insert_tail(self, table: BlockTable) -> None:
+        key = table.tokens[table.shared * self.block_size : table.filled].tobytes()
+        node = self._registered(table, table.node)
+        if not node.covers(key):
+            table.tail = self._add(node, key, table.blocks[table.shared])
+
+    def _keep_tail(self, table: BlockTable) -> Node | None:
+        """The node of the table's part block, with all that is in it; None if others have as much."""
+        start = table.shared * self.block_size
+        filled = min(table.filled, len(table.tokens))
+        if filled <= start or len(table.blocks) <= table.shared:
+            return None
+        key = table.tokens[start:filled].tobytes()
+        tail = table.tail
+        if tail is not None and tail.block >= 0:
+            if tail.key == key:
+                return tail
+            self._forget(tail)
+        node = self._registered(table, table.node)
+        if node.covers(key):
+            return None
+        return self._add(node, key, table.blocks[table.shared])
+
+    def _registered(self, table: BlockTable, node: Node) -> Node:
+        return self._roots.setdefault(table.salt, node) if node.parent is None else node
 
     def _current(self, table: BlockTable) -> Node:
         """The table's node; for an empty path the root registered now, which another may have made."""
         node = table.node
         return node if node.parent is not None else self._roots.get(table.salt, node)
 
+    def _make_room(self, count: int) -> bool:
+        missing = count - self.ledger.free
+        return missing <= 0 or (missing <= self.ledger.cached and self.evict(missing) == missing)
+
+    def _unhold(self, node: Node, tick: int, discard: bool = False) -> None:
+        """One holder less, at `tick`; without any it may be evicted (or goes at once)."""
+        node.tick = tick
+        if self.ledger.drop(node.block, keep=True) and not node.children:
+            if discard:
+                self._remove(node)
+            else:
+                self._leaves.push(node, self._nodes)
+
     def _add(self, parent: Node, key: bytes, block: int) -> Node:
-        digest = block_digest(parent.digest, key) if self._sink else b""
-        node = Node(parent, parent.salt, key, block, digest)
-        parent.children[key] = node
+        node = Node(parent, parent.salt, key, block, block_digest(parent.digest, key))
+        node.born = node.tick = self._tick
+        covered = parent.beginning_of(key)
+        parent.attach(node)
         self._nodes += 1
-        if self._sink:
+        if covered is not None:
+            if self.ledger.is_cached(covered.block):
+                self._remove(covered)
+            else:
+                self._forget(covered)
+        if self._sink is not None and self._whole(node):
             ids = array("i")
             ids.frombytes(key)
-            self._sink(BlockStored(digest, parent.digest, node.salt, tuple(ids)))
+            self._sink(BlockStored(node.digest, parent.digest, node.salt, tuple(ids)))
         return node
 
+    # Before: cached. After: free and out of the tree.
     def _remove(self, node: Node) -> None:
+        block = node.block
+        self._forget(node)
+        self.ledger.evict(block)
+
+    # The block's state does not change.
+    def _forget(self, node: Node) -> None:
+        """Takes a leaf out of the tree."""
         parent = node.parent
         if parent is None:
             raise LedgerError("a root cannot be removed")
-        del parent.children[node.key]
-        self.ledger.evict(node.block)
+        parent.detach(node)
         self._nodes -= 1
-        if self._sink:
+        if self._sink is not None and self._whole(node):
             self._sink(BlockRemoved(node.digest, node.salt))
         node.block = -1
         if parent.parent is None:
             if not parent.children and self._roots.get(node.salt) is parent:
                 del self._roots[node.salt]
         elif self._evictable(parent):
-            self._push(parent)
+            self._leaves.push(parent, self._nodes)
 
     def _evictable(self, node: Node) -> bool:
         return node.block >= 0 and not node.children and self.ledger.is_cached(node.block)
 
-    def _push(self, node: Node) -> None:
-        self._pushes += 1
-        heapq.heappush(self._leaves, (node.tick, self._pushes, node))
-        if len(self._leaves) > 2 * self._nodes + 64:
-            fresh = {id(n): (t, p, n) for t, p, n in self._leaves if n.tick == t and self._evictable(n)}
-            self._leaves = list(fresh.values())
-            heapq.heapify(self._leaves)
+    def _whole(self, node: Node) -> bool:
+        return len(node.key) == self.block_size * TOKEN_BYTES
+
+    @staticmethod
+    def _require_whole(table: BlockTable) -> None:
+        if len(table.blocks) != table.shared:
+            raise LedgerError(
+                f"a table of {len(table.blocks)} blocks, {table.shared} shared, cannot be extended"
+            )
