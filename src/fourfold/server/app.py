@@ -24,6 +24,7 @@ from fourfold.server.gate import ApiKeys, Gate
 from fourfold.server.openapi import DOCS_PATH, Operation, docs_endpoint, document_endpoint
 from fourfold.server.settings import ServerSettings
 from fourfold.server.tokens import detokenize, tokenize
+from fourfold.server.ui import UI_PATH, ui_endpoint
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.tokenizer import Tokenizer
 
@@ -91,6 +92,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
                 for method, path, handler, _ in _ROUTES
             ),
             Route("/openapi.json", document_endpoint(operations), methods=["GET"]),
+            Route(UI_PATH, ui_endpoint, methods=["GET"]),
             Route(DOCS_PATH, docs_endpoint(operations), methods=["GET"]),
         ],
         middleware=middleware,

@@ -22,7 +22,8 @@ log = logging.getLogger("fourfold.access")
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ui"})
+"""What needs no key: whether the server lives, and a page that holds nothing."""
 
 
 class ApiKeys:
