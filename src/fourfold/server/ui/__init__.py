@@ -1,4 +1,4 @@
-"""GET /ui: a page, complete in itself, that shows what /debug/status says. It holds no data and needs no key."""
+"""GET /ui: a page, complete in itself, that shows what /debug/status says. Without data, it needs no key."""
 
 from __future__ import annotations
 
