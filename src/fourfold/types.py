@@ -125,6 +125,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     param: field of the request that it came in.
     after: the value that the schema is of begins after this, where reasoning may come first (a control token
         is written <|id|>).
+    counted: it limits how many tokens a part has, so that none can be tried and taken back.
     """
 
     grammar: str
@@ -132,6 +133,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unsaid: tuple[str, ...] = ()
     param: str = "response_format"
     after: str = ""
+    counted: bool = False
 
     @property
     def guarantee(self) -> str:

@@ -34,8 +34,10 @@ class Guide:
     __slots__ = (
         "_after",
         "_choices",
+        "_counted",
         "_ended",
         "_excluded",
+        "_fresh",
         "_furthest",
         "_length",
         "_matcher",
@@ -63,6 +65,9 @@ class Guide:
         """Tokens that led to a refused answer, by position."""
         self._validator = None if constraint.schema is None else Validator(json.loads(constraint.schema))
         self._after = constraint.after
+        self._counted = constraint.counted
+        self._fresh = matcher.deep_copy() if constraint.counted and constraint.schema else None
+        """For going back: a reset does not take back what was counted."""
         self._ended = False
         """Whether a value may have ended since the last look."""
         self._furthest, self._stuck = -1, 0
@@ -115,6 +120,8 @@ class Guide:
         """
         tokens: list[int] = []
         places = [0]
+        if self._counted:
+            return tokens, places  # llguidance does not take back what it counted
         queue = list(guesses)
         while self.error is None and len(tokens) < room and len(places) <= most:
             forced = self._forced(room - len(tokens), len(tokens)) if every and not queue else []
@@ -237,7 +244,10 @@ class Guide:
 
     def _rewind(self, position: int, answer: Sequence[int]) -> None:
         self._choices = [at for at in self._choices if at < position]
-        self._matcher.reset()
+        if self._fresh is None:
+            self._matcher.reset()
+        else:
+            self._matcher = self._fresh.deep_copy()
         self.error = None
         self._length = position
         if not self._matcher.consume_tokens(list(answer[:position])):

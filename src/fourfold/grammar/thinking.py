@@ -83,7 +83,10 @@ def after_thinking(constraint: Constraint | None, thinking: Thinking) -> Constra
         rules += [f"answer: GAP? @{name}" if not thinking.head else f"answer: @{name}", r"GAP: /\n{1,2}/"]
     whole = [{"name": "thinking", "lark_grammar": "\n".join(rules)}, *grammars]
     return msgspec.structs.replace(
-        constraint, grammar=json.dumps({"grammars": whole}), after="".join(map(_shown, thinking.end))
+        constraint,
+        grammar=json.dumps({"grammars": whole}),
+        after="".join(map(_shown, thinking.end)),
+        counted=bool(thinking.budget),
     )
 
 

@@ -91,6 +91,8 @@ def test_the_budget_counts_tokens(constraint: Constraint | None, budget: int) ->
     )
     following = guide(whole)
     for _ in range(budget):
+        # Guessing ahead must not use up the budget.
+        assert following.draft([ord("a")] * 3, 3, 9, every=False) == ([], [0])
         assert mask(following)[ord("a")]
         following.accept(ord("a"))
     assert mask(following).nonzero()[0].tolist() == [CONTROL]
@@ -152,3 +154,29 @@ def test_validation_begins_after_the_reasoning() -> None:
     for token in direct:
         short.accept(token)
     assert short.check(direct) is None
+
+
+def test_taking_back_counts_anew() -> None:
+    """A refused value is begun again with the budget that the reasoning left."""
+    schema = {
+        "type": "array",
+        "items": {"enum": list("ab")},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 2,
+    }
+    whole = after_thinking(
+        made("json", schema), Thinking(("<think>",), (CONTROL,), True, end_text="</think>", budget=3)
+    )
+    following = guide(whole)
+    answer = ids("abc", CONTROL, '["a", "a"]')
+    for token in answer:
+        assert mask(following)[token]
+        following.accept(token)
+    violation = following.check(answer)
+    assert violation is not None
+    position = following.take_back(answer, violation)
+    assert position is not None
+    assert following.error is None
+    assert position > 3
+    assert mask(following).any()
