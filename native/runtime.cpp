@@ -113,18 +113,19 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
     kv_block_bytes_ += ff::kv_block_bytes(spec_.kv_type, l.kv_heads, l.head_dim);
   kv_ = Pages(kv_block_bytes_ * size_t(limits.num_blocks));
   madvise(kv_.data, kv_.bytes, MADV_HUGEPAGE);
+  // All layers of a block lie together: what is touched, on pages of 2 MiB, grows with the blocks in use.
   uint8_t* base = kv_.data;
   for (const LayerShape& l : spec_.layers) {
     KvLayer v{};
     v.base = base;
     v.v_offset = kv_half_bytes(spec_.kv_type, l.head_dim);
     v.head_bytes = 2 * v.v_offset;
-    v.block_bytes = v.head_bytes * size_t(l.kv_heads);
+    v.block_bytes = kv_block_bytes_;
     v.kv_heads = l.kv_heads;
     v.head_dim = l.head_dim;
     v.type = spec_.kv_type;
     kv_layers_.push_back(v);
-    base += v.block_bytes * size_t(limits.num_blocks);
+    base += v.head_bytes * size_t(l.kv_heads);
   }
 
   size_t partial_slots = 0, groups = 0, partial_floats = attention_partial_floats(head_dim);
@@ -157,22 +158,16 @@ Runtime::Runtime(ProgramSpec spec, RuntimeLimits limits, Isa isa)
 Runtime::~Runtime() = default;
 
 void Runtime::copy_block(int32_t from, int32_t to) {
-  for (const KvLayer& l : kv_layers_)
-    std::memcpy(l.base + size_t(to) * l.block_bytes, l.base + size_t(from) * l.block_bytes, l.block_bytes);
+  std::memcpy(kv_.data + size_t(to) * kv_block_bytes_, kv_.data + size_t(from) * kv_block_bytes_,
+              kv_block_bytes_);
 }
 
 void Runtime::read_block(int32_t block, uint8_t* out) const {
-  for (const KvLayer& l : kv_layers_) {
-    std::memcpy(out, l.base + size_t(block) * l.block_bytes, l.block_bytes);
-    out += l.block_bytes;
-  }
+  std::memcpy(out, kv_.data + size_t(block) * kv_block_bytes_, kv_block_bytes_);
 }
 
 void Runtime::write_block(int32_t block, const uint8_t* data) {
-  for (const KvLayer& l : kv_layers_) {
-    std::memcpy(l.base + size_t(block) * l.block_bytes, data, l.block_bytes);
-    data += l.block_bytes;
-  }
+  std::memcpy(kv_.data + size_t(block) * kv_block_bytes_, data, kv_block_bytes_);
 }
 
 void Runtime::step(const StepBatch& batch) {

@@ -2,6 +2,6 @@
 
 import sys
 
-from fourfold.cli.main import main
+from fourfold.cli.entry import main
 
 sys.exit(main())

@@ -4,6 +4,7 @@ The `test_*` functions run single kernels on a chosen instruction set (0 scalar,
 tests under tests/kernels; nothing else calls them.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -178,8 +179,8 @@ class SpmTokenizer:
     def __init__(
         self,
         tokens: list[str],
-        scores: _F32,
-        types: _U8,
+        scores: _F32 | array[float],
+        types: _U8 | bytes,
         unknown_id: int,
         add_space_prefix: bool,
         strip_after: Sequence[int],

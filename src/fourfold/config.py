@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,6 +178,8 @@ class Environment:
         env = os.environ if env is None else env
         for name in env:
             if name.startswith("FOURFOLD_") and name not in Environment._NAMES:
+                import difflib
+
                 near = difflib.get_close_matches(name, Environment._NAMES, 1, 0)
                 raise ConfigError(f"unknown environment variable {name}; did you mean {near[0]}?")
         level = env.get("FOURFOLD_LOG_LEVEL", "info").lower()

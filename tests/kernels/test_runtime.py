@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from matmul_harness import DENSE, INTS, Kind, random_matrix
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fourfold import _native

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from fourfold.answers import harmony
 from fourfold.answers.calls import Tools
@@ -12,8 +12,7 @@ from fourfold.answers.reader import Reader, Step, scan
 from fourfold.answers.reasoning import ReasoningFormat
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFormat:
+class AnswerFormat(msgspec.Struct, frozen=True):
     """How answers of one model are written. harmony: gpt-oss's, which takes the place of the two others."""
 
     tools: ToolFormat | None = None
@@ -29,8 +28,7 @@ class AnswerFormat:
         return found if self.reasoning is None else (*found, self.reasoning.begin, self.reasoning.end)
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """What one request's answers may hold.
 
     tools: those that may be called; without any, no text is taken for a call.
@@ -39,7 +37,7 @@ class Expected:
     """
 
     format: AnswerFormat
-    tools: Tools = field(default_factory=dict)
+    tools: Tools = msgspec.field(default_factory=dict)
     opened: bool = False
     most_calls: int | None = None
 

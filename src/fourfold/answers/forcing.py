@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from fourfold.answers import harmony
 from fourfold.answers.answer import AnswerFormat
@@ -23,8 +24,7 @@ _ANY_OBJECT = {"type": "object"}
 _TOKEN = re.compile(r"(<[｜|]?[^<>\s]{1,48}?[｜|]?>|\[[A-Z_]{2,16}\])")
 
 
-@dataclass(frozen=True, slots=True)
-class Forcible:
+class Forcible(msgspec.Struct, frozen=True):
     """A tool as far as a grammar needs it. strict: its arguments must satisfy the schema."""
 
     name: str
@@ -87,8 +87,7 @@ def _shape(format: ToolFormat | None) -> Shape:
     return format.shape
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
+class _Writer(msgspec.Struct, frozen=True):
     token_of: TokenOf
 
     def text(self, text: str) -> list[Node]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from fourfold.answers import pythonic, xml
 from fourfold.answers.calls import MAX_NAME, Tools, call_objects, name_until, named_call
@@ -15,8 +16,7 @@ Read = Callable[[Reader, Out, Tools, str], Step[bool]]
 """Reads what follows a tag (the last argument), which is written as content if it was no call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """How to write a call whose arguments are JSON, for a grammar: around all calls, between two of them, and
     around the name and the arguments of each. {id} stands for the number of the call."""
 
@@ -30,8 +30,7 @@ class Shape:
     """What begins a call in free text; a beginning of first + before_name."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
+class ToolFormat(msgspec.Struct, frozen=True):
     """One family's tool calls.
 
     tags: what begins a call, with what reads it.  silent: markup that means nothing by itself.

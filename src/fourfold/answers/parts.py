@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 Kind = Literal["content", "reasoning", "call", "arguments", "end"]
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """One step of an answer.
 
     kind: "content" and "reasoning" bring text; "call" begins a tool call, its name in text; "arguments"
@@ -22,8 +22,7 @@ class Part:
     index: int = -1
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """A tool call. arguments: JSON text, not finished if the answer was cut."""
 
     name: str
@@ -31,13 +30,12 @@ class Call:
     ended: bool = False
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """Parts put together."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = msgspec.field(default_factory=list)
 
     def add(self, part: Part) -> None:
         if part.kind == "content":

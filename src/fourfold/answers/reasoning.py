@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fourfold.answers.parts import Out
 from fourfold.answers.reader import Reader, Step, scan
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
+class ReasoningFormat(msgspec.Struct, frozen=True):
     """begin, end: the tags. Templates of some models write `begin` themselves.
 
     always: answers begin with reasoning even where nobody wrote `begin`.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,8 +41,7 @@ _ACT: Mapping[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "ge
 """native/rows.h: Act."""
 
 
-@dataclass(frozen=True, slots=True)
-class NativeLimits:
+class NativeLimits(msgspec.Struct, frozen=True):
     """Sizes fixed at load: tokens and sequences of one step, tokens of one sequence, KV blocks."""
 
     max_batch_tokens: int
@@ -53,6 +52,8 @@ class NativeLimits:
 
 class NativeBackend:
     """Implements engine.batch.Backend. Not for use by two threads at once."""
+
+    BLOCK_TOKENS = int(_native.BLOCK_TOKENS)
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class NativeBackend:
 
     @property
     def block_size(self) -> int:
-        return int(_native.BLOCK_TOKENS)
+        return self.BLOCK_TOKENS
 
     @property
     def num_blocks(self) -> int:

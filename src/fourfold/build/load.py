@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fourfold.build.artefact import LAYOUT, WeightNames, fingerprint, load_or_build
-from fourfold.build.calibrate import calibration_tokens, find_outliers
+import msgspec
+
+from fourfold import _native
+from fourfold.backends.native import NativeBackend, NativeLimits
+from fourfold.build.artefact import LAYOUT, fingerprint, open_artefact
 from fourfold.build.machine import available_memory, memory_nodes, memory_spread_over, usable_cores
 from fourfold.build.packed import KV_TYPE, Outliers, PackedWeights
+from fourfold.build.prepared import Prepared, keep_prepared, maker, read_prepared
+from fourfold.build.prune import note_use, prune
 from fourfold.config import EngineConfig, Environment, KVDtype
 from fourfold.engine.batch import Backend
 from fourfold.errors import ConfigError
-from fourfold.models.binding import Binding
-from fourfold.models.registry import Definition, load_model_definition
-from fourfold.program.memory import plan
 from fourfold.program.ops import KVSpec, Program
-from fourfold.program.passes import optimize
 from fourfold.types import ModelInfo
-from fourfold.weights.open import open_checkpoint
-from fourfold.weights.source import WeightSource
+from fourfold.weights.shards import shards
+
+if TYPE_CHECKING:
+    from fourfold.build.understand import Understood
 
 log = logging.getLogger(__name__)
 
@@ -49,38 +53,33 @@ def load_engine_backend(
 
 
 def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple[Backend, ModelInfo]:
-    from fourfold import _native
-    from fourfold.backends.native import NativeBackend, NativeLimits
-
     started = time.monotonic()
     path, name = _locate(config)
     progress("reading the model file", 0.0)
-    source = open_checkpoint(path)
-    definition = load_model_definition(source, config.max_model_len)
-    program = optimize(definition.program)
-    # Before the weights are packed: a flag that cannot work must not cost a build.
-    length, blocks = _sizes(config, program, int(_native.BLOCK_TOKENS))
     exact = config.activation_dtype != "int8"
-    names = _weight_names(definition)
-    folder = Environment.read().artefact_dir / _artefact_name(path, source, exact=exact)
-    memory = plan(program)
+    folder = Environment.read().artefact_dir / _artefact_name(path, exact=exact)
+    made_by = maker(config.max_model_len)
+    understood: Understood | None = None
+    prepared = read_prepared(folder, made_by)
+    if prepared is None:
+        understood = _understand(path, config)
+        prepared = understood.prepared
+    program = prepared.program
+    # Before the weights are packed: a flag that cannot work must not cost a build.
+    length, blocks = _sizes(config, program, NativeBackend.BLOCK_TOKENS)
     threads = config.threads or usable_cores()
-
-    def calibrate(packed: PackedWeights) -> Mapping[str, Outliers]:
-        tokens = calibration_tokens(program.vocab_size, program.max_position)
-        limits = NativeLimits(len(tokens), 1, len(tokens), -(-len(tokens) // int(_native.BLOCK_TOKENS)))
-        backend = NativeBackend(
-            program, memory, packed, limits, activation_dtype="float32", kv_dtype="float32", threads=threads
-        )
-        return find_outliers(program, packed, backend.input_magnitudes(tokens))
-
-    weights, ready = load_or_build(
-        folder, source, names, exact=exact, calibrate=None if exact else calibrate, progress=progress
-    )
+    weights, ready = _weights(folder, prepared, understood), True
+    if weights is None:
+        understood = understood or _understand(path, config)
+        weights, ready = _load_or_build(folder, understood, exact, threads, progress)
+        if folder.is_dir():
+            keep_prepared(folder, made_by, prepared)
+            prune(folder.parent)
+    note_use(folder)
     limits = NativeLimits(config.max_num_batched_tokens, config.max_num_seqs, length, blocks)
     backend = NativeBackend(
         program,
-        memory,
+        prepared.plan,
         weights,
         limits,
         activation_dtype=config.activation_dtype,
@@ -89,12 +88,11 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
         isa=config.isa,
     )
     isa = _native.isas()[-1] if config.isa == "auto" else config.isa
-    parameters = sum(math.prod(w.shape) for n, w in program.weights.items() if n not in _tied(definition))
     info = ModelInfo(
         name=name,
         path=str(path),
         family=program.family,
-        parameters=parameters,
+        parameters=prepared.parameters,
         vocab_size=program.vocab_size,
         max_model_len=length,
         block_size=backend.block_size,
@@ -105,7 +103,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
         kv_identity="|".join(
             (
                 folder.name,
-                hashlib.blake2b(repr(program.ops).encode(), digest_size=16).hexdigest(),
+                hashlib.blake2b(msgspec.msgpack.encode(program.ops), digest_size=16).hexdigest(),
                 isa,
                 config.activation_dtype,
                 config.kv_cache_dtype,
@@ -113,7 +111,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
             )
         ),
         description={
-            **definition.summary,
+            **prepared.summary,
             **program.notes,
             "instruction set": isa,
             "threads": str(threads),
@@ -138,39 +136,69 @@ def _locate(config: EngineConfig) -> tuple[Path, str]:
     return resolved.path, resolved.name
 
 
-def _weight_names(definition: Definition) -> WeightNames:
-    matrices: dict[str, Binding] = {}
-    vectors: dict[str, Binding] = {}
-    for name, spec in definition.program.weights.items():
-        (matrices if len(spec.shape) == 2 else vectors)[name] = definition.bindings[name]
-    return WeightNames(matrices, vectors)
+def _understand(path: Path, config: EngineConfig) -> Understood:
+    # All that reads checkpoints and traces models; a start from an artefact does without.
+    from fourfold.build.understand import understand
+
+    gc.enable()  # off during a short start, which this is not
+    return understand(path, config.max_model_len)
 
 
-def _tied(definition: Definition) -> set[str]:
-    """Weights that are another name for one already counted."""
-    seen: set[Binding] = set()
-    tied = set()
-    for name in definition.program.weights:
-        binding = definition.bindings[name]
-        if binding in seen:
-            tied.add(name)
-        seen.add(binding)
-    return tied
+def _load_or_build(
+    folder: Path, understood: Understood, exact: bool, threads: int, progress: Callable[[str, float], None]
+) -> tuple[PackedWeights, bool]:
+    from fourfold.build.calibrate import calibration_tokens, find_outliers
+    from fourfold.build.make import load_or_build
+
+    prepared = understood.prepared
+    program = prepared.program
+
+    def calibrate(packed: PackedWeights) -> Mapping[str, Outliers]:
+        tokens = calibration_tokens(program.vocab_size, program.max_position)
+        limits = NativeLimits(len(tokens), 1, len(tokens), -(-len(tokens) // NativeBackend.BLOCK_TOKENS))
+        backend = NativeBackend(
+            program,
+            prepared.plan,
+            packed,
+            limits,
+            activation_dtype="float32",
+            kv_dtype="float32",
+            threads=threads,
+        )
+        return find_outliers(program, packed, backend.input_magnitudes(tokens))
+
+    return load_or_build(
+        folder,
+        understood.source,
+        understood.names,
+        exact=exact,
+        calibrate=None if exact else calibrate,
+        progress=progress,
+    )
 
 
-def _artefact_name(path: Path, source: WeightSource, *, exact: bool) -> str:
+def _weights(folder: Path, prepared: Prepared, understood: Understood | None) -> PackedWeights | None:
+    """The artefact's weights. None if they are to be made, or if what is wrong with them is still to be told
+    by who makes them again."""
+    if understood is not None:
+        return None
+    try:
+        return open_artefact(folder, prepared.keys)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _artefact_name(path: Path, *, exact: bool) -> str:
     if path.is_dir():
         files = {p.name: p for p in path.iterdir() if p.suffix in (".safetensors", ".json")}
     else:
-        files = {p.name: p for p in getattr(source, "files", (path,))}
+        files = {p.name: p for p in shards(path)}
     precision = "exact" if exact else "fast"
     return f"{path.stem if path.is_file() else path.name}-{fingerprint(files)}-{precision}-{LAYOUT}"
 
 
 def kv_block_bytes(layers: tuple[KVSpec, ...], dtype: KVDtype) -> int:
     """Bytes of one KV block of all layers, with the scales of the types that have some."""
-    from fourfold import _native
-
     return sum(_native.kv_block_bytes(KV_TYPE[dtype], kv.kv_heads, kv.head_dim) for kv in layers)
 
 

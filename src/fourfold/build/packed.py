@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,7 @@ KV_TYPE: Mapping[KVDtype, int] = {"bfloat16": 0, "float32": 1, "int8": 2, "fp8":
 """native/attention.h: KvType."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedMatrix:
+class PackedMatrix(msgspec.Struct, frozen=True):
     """One matrix [n, k] in native/matrix.h's layout.
 
     key: names the content, so that tied weights are one matrix.  data: uint8, aligned to 64 bytes.
@@ -37,8 +36,7 @@ class PackedMatrix:
     wide: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outliers:
+class Outliers(msgspec.Struct, frozen=True):
     """Columns of one op's input that are kept out of its int8 groups.
 
     channels: int32 [c], ascending.  columns: per matrix of the op, that matrix's columns there, fp16 bits
@@ -49,8 +47,7 @@ class Outliers:
     columns: tuple[NDArray[np.uint16], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWeights:
+class PackedWeights(msgspec.Struct, frozen=True):
     """Program weight name → packed matrix, or fp32 vector (norms, biases, sinks).
 
     outliers: name of an op's first matrix → outliers of that op's input.
@@ -58,7 +55,7 @@ class PackedWeights:
 
     matrices: Mapping[str, PackedMatrix]
     vectors: Mapping[str, NDArray[np.float32]]
-    outliers: Mapping[str, Outliers] = field(default_factory=dict)
+    outliers: Mapping[str, Outliers] = msgspec.field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from fourfold._version import __version__
 from fourfold.cli.base import LazyGroup
 from fourfold.config import without_blas_threads
 from fourfold.errors import FourfoldError
+
+if TYPE_CHECKING:
+    import subprocess
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
@@ -52,12 +56,16 @@ def cli() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, 1 (error), 2 (wrong usage), 130 (Ctrl-C) or 141 (the pipe was closed)."""
+def main(arguments: Sequence[str] | None = None, launched: subprocess.Popen[bytes] | None = None) -> int:
+    """Runs one command. Returns 0, 1 (error), 2 (wrong usage), 130 (Ctrl-C) or 141 (the pipe was closed).
+
+    launched: an engine process (engine.launch) for the command that wants one.
+    """
     without_blas_threads()
     try:
         # Not cli.main(): it decides about closed pipes and exit codes by itself.
-        with cli.make_context("fourfold", list(sys.argv[1:] if arguments is None else arguments)) as context:
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        with cli.make_context("fourfold", arguments, obj=launched) as context:
             result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -83,7 +91,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(message: str) -> None:
     print(" ".join(message.split()), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from fourfold.cli import options
 from fourfold.cli.base import Command
@@ -13,6 +14,9 @@ from fourfold.cli.pull import fetch
 from fourfold.cli.template import read_template
 from fourfold.config import Environment
 from fourfold.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    import subprocess
 
 DEFAULTS = ServerSettings()
 
@@ -120,7 +124,10 @@ def _weights(
 )
 @click.option("--access-log", is_flag=True, help="Log every request.")
 @options.engine_options
+@click.pass_obj
 def serve(
+    launched: subprocess.Popen[bytes] | None,
+    /,
     model: str | None,
     model_flag: str | None,
     chat_template: str | None,
@@ -154,8 +161,8 @@ def serve(
         draft = dataclasses.replace(config.speculation, model=str(fetch(config.speculation.model).path))
         config = dataclasses.replace(config, speculation=draft)
     if not settings.served_model_names:
-        settings = dataclasses.replace(settings, served_model_names=(found.name,))
+        settings = msgspec.structs.replace(settings, served_model_names=(found.name,))
 
     from fourfold.server.run import serve as serve_until_stopped
 
-    return serve_until_stopped(config, settings, log_level=environment.log_level)
+    return serve_until_stopped(config, settings, log_level=environment.log_level, launched=launched)

@@ -5,9 +5,9 @@ The scheduler owns these objects; a backend reads a Batch during `run` and keeps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,8 +43,7 @@ SAMPLE_DTYPE = np.dtype(
 """One record per logit row. The native sampler reads the same layout (native/sample.h)."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """T tokens of S sequences, in order of sequences; R logit rows in ascending order of `row`.
 
     tokens: int32 [T].
@@ -74,8 +73,7 @@ class Batch:
     return_logits: bool = False
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(msgspec.Struct):
     """One entry per logit row.
 
     token: int32 [R], the sampled id (or the target).

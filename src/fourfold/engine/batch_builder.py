@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import pack_into
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ _HISTORY, _BIAS, _BAN = (_FIELDS[name][1] for name in ("history_start", "bias_st
 _MASK = _FIELDS["mask"][1]
 
 
-@dataclass(slots=True)
-class Scheduled:
+class Scheduled(msgspec.Struct):
     """One sequence's share of a step.
 
     count: tokens computed in it, without the draft.

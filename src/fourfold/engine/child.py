@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,7 +15,8 @@ import msgspec
 import zmq
 
 from fourfold.config import EngineConfig
-from fourfold.engine.wire import DEFAULT_FACTORY, Command, Report, Start, write_start
+from fourfold.engine.launch import DEFAULT_FACTORY, launch
+from fourfold.engine.wire import Command, Report, Start, write_start
 
 if TYPE_CHECKING:
     import asyncio
@@ -32,9 +32,18 @@ class EngineProcess:
     """
 
     def __init__(
-        self, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, log_level: str = "info"
+        self,
+        config: EngineConfig,
+        *,
+        factory: str = DEFAULT_FACTORY,
+        log_level: str = "info",
+        launched: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """factory: `module:function` that makes the backend (see wire.DEFAULT_FACTORY)."""
+        """factory: `module:function` that makes the backend (see launch.DEFAULT_FACTORY).
+
+        launched: a process that launch.launch(factory) started; it is this object's from now on.
+        """
+        self._process = launched or launch(factory)
         base = tempfile.gettempdir()
         self._directory = tempfile.mkdtemp(
             prefix="fourfold-", dir=base if len(base) <= _MAX_DIRECTORY else "/tmp"
@@ -49,12 +58,6 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
         self._loop: asyncio.AbstractEventLoop | None = None
-        # -P: modules are not looked for in the directory the user happens to be in.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fourfold.engine.process"],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
         start = Start(
             config=config,
             factory=factory,

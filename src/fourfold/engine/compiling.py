@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from fourfold.errors import EngineFaultError, FourfoldError, InvalidRequestError
 from fourfold.grammar.compile import Compiler
-from fourfold.grammar.guide import Guide
 from fourfold.types import Constraint, EngineEvent, EngineRequest
 
+if TYPE_CHECKING:
+    from fourfold.grammar.guide import Guide
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+
+class Compiled(msgspec.Struct, frozen=True):
     """A request whose compilation has ended, well or not."""
 
     request: EngineRequest

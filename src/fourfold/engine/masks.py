@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.grammar.guide import Guide
 
 
-@dataclass(frozen=True, slots=True)
-class Guided:
+class Guided(msgspec.Struct, frozen=True):
     """The rows of one sequence: a mask after the first places[i] tokens of `draft` for each i."""
 
     guide: Guide

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fourfold.engine.batch import Batch, StepResult
 from fourfold.engine.batch_builder import Scheduled
@@ -12,8 +12,7 @@ from fourfold.grammar.guide import Guide
 from fourfold.types import EngineEvent, EngineRequest, FinishReason, TokenLogprob
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """What the scheduler counts; each only grows. See EngineStats."""
 
     prompt_tokens: int = 0

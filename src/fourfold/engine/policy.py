@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fourfold.errors import InvalidRequestError
 from fourfold.types import MAX_TIMEOUT, EngineRequest
@@ -14,8 +14,7 @@ MAX_HELD = 8
 """Waiting sequences passed over in one step because a neighbour is computing their next block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds of one engine. Lengths in tokens, prompt and answer together.
 
     block_size: tokens per KV block.  num_blocks: the pool.

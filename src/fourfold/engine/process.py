@@ -1,10 +1,14 @@
-"""The engine in a process of its own: `python -m fourfold.engine.process`, started by EngineProcess.
+"""The engine in a process of its own: `python -m fourfold.engine.process FACTORY`, started by launch.py.
 
-It has no HTTP, no asyncio and no tokenizer in it, and it does not outlive the process that started it.
+What FACTORY needs is imported before the start message is read: whoever writes it may not know yet what it
+will say. The process has no HTTP, no asyncio and no tokenizer in it, and it does not outlive the one that
+started it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -123,8 +127,18 @@ def main() -> int:
     # The front's terminal may send Ctrl-C to both; the front decides what it means and closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if len(sys.argv) != 2:
+        raise LoadError(
+            "the engine process expects a factory and a start message on its standard input; "
+            "it is started by `fourfold serve`, not by hand"
+        )
+    gc.disable()  # until all is there: what a start makes is no garbage
     pipe = sys.stdin.buffer
+    with contextlib.suppress(LoadError):  # _load says it
+        resolve_factory(sys.argv[1])
     start = read_start(pipe)
+    if start is None:
+        return 0
     _end_with_parent(pipe.fileno(), start)
     logging.basicConfig(
         level=start.log_level.upper(),
@@ -140,6 +154,8 @@ def main() -> int:
         engine = _load(start, outbox)
         if engine is None:
             return 1
+        gc.freeze()
+        gc.enable()
         outbox.send(Ready(engine.model))
         stopped = threading.Event()
         beat = threading.Thread(

@@ -13,9 +13,9 @@ import msgspec
 
 from fourfold.config import EngineConfig
 from fourfold.engine.child import EngineProcess
+from fourfold.engine.launch import DEFAULT_FACTORY
 from fourfold.engine.streams import Stream, Streams
 from fourfold.engine.wire import (
-    DEFAULT_FACTORY,
     Abort,
     Add,
     AskTimelines,

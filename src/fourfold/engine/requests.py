@@ -7,7 +7,6 @@ same words and draw the same tokens for the same seed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -15,8 +14,7 @@ from fourfold.errors import InvalidRequestError
 from fourfold.types import Constraint, EngineRequest, ModelInfo, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMaker:
+class RequestMaker(msgspec.Struct, frozen=True):
     """Makes requests for one model.
 
     token_limit: ids at or above it have no token; logits may have more rows.  eos_ids: what ends an answer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.engine.cache.table import BlockTable
 from fourfold.engine.policy import Rank
 from fourfold.engine.recorder import Recording
-from fourfold.grammar.guide import Guide
 from fourfold.types import EngineEvent, EngineRequest, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from fourfold.grammar.guide import Guide
 
 
 class SequenceState(IntEnum):

@@ -11,9 +11,6 @@ from fourfold.errors import DeadlineError, FourfoldError, InvalidRequestError, L
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
-DEFAULT_FACTORY = "fourfold.build.load:load_engine_backend"
-"""`module:function` that makes (Backend, ModelInfo) of (EngineConfig, progress(stage, fraction))."""
-
 DEFAULT_TOKENIZER = "fourfold.text.tokenizer:load_model_tokenizer"
 """`module:function` that makes a TokenSource of a ModelInfo, for constraints."""
 
@@ -150,9 +147,15 @@ def write_start(pipe: IO[bytes], start: Start) -> None:
     pipe.flush()
 
 
-def read_start(pipe: IO[bytes]) -> Start:
-    """Raises LoadError if the pipe does not hold a Start message."""
-    size = int.from_bytes(pipe.read(4), "little")
+def read_start(pipe: IO[bytes]) -> Start | None:
+    """None if the pipe was closed before anything was written: the parent needs no engine after all.
+
+    Raises LoadError if the pipe does not hold a Start message.
+    """
+    head = pipe.read(4)
+    if not head:
+        return None
+    size = int.from_bytes(head, "little")
     payload = pipe.read(size) if size <= MAX_START_BYTES else b""
     if not payload or len(payload) != size:
         raise LoadError(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fourfold.errors import InvalidRequestError
-from fourfold.grammar.guide import Guide
 from fourfold.types import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from fourfold.grammar.guide import Guide
 
 MAX_CACHED = 128
 """Compiled constraints kept."""
@@ -114,6 +115,9 @@ class Compiler:
         return self._guide(matcher, constraint)
 
     def _guide(self, matcher: LLMatcher, constraint: Constraint) -> Guide:
+        # Imported with the first constraint: an engine's start need not wait for it.
+        from fourfold.grammar.guide import Guide
+
         return Guide(matcher.deep_copy(), self._tokens, self._vocab_size, constraint)
 
     def _keep(self, key: tuple[str, str], matcher: LLMatcher) -> None:

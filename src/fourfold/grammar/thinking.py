@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +14,7 @@ Terminal = str | int
 """A text, or the id of a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(msgspec.Struct, frozen=True):
     """How a model reasons before it answers.
 
     begin, end: what stands around the reasoning.  opened: `begin` is the end of the prompt.

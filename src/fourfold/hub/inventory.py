@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from fourfold.config import Environment
 from fourfold.hub.aliases import known_aliases
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """kind: "alias", "hub" or "artefact".  bytes: on disk; of an alias not fetched, what it will take.
 
     path: None if it is not on this machine.

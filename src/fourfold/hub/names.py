@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from fourfold.config import Environment
 from fourfold.errors import DownloadError, ModelNotFoundError
@@ -15,8 +16,7 @@ from fourfold.progress import Progress, silent
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(msgspec.Struct, frozen=True):
     """path: a GGUF file or a Hugging Face folder.  name: what to call it when serving.
 
     licence: if known.  notice: what has to be told to its user; set only when the model was fetched just now.

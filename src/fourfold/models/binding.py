@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class WeightScale:
+class WeightScale(msgspec.Struct, frozen=True):
     """Element [i, j] of an fp8 tensor is multiplied by [i // rows, j // columns] of tensor `source`."""
 
     source: str
@@ -14,8 +13,7 @@ class WeightScale:
     columns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     """A Program weight = rows [row_start, row_start + rows) of checkpoint tensor `source`, perhaps reordered.
 
     rows: None means all of them.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+import msgspec
 
 from fourfold.errors import LoadError
 
@@ -25,8 +26,7 @@ class _Required:
 REQUIRED: Final = _Required()
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(msgspec.Struct, frozen=True):
     """config.json, or the GGUF keys of one architecture.
 
     prefix: put before each key ("llama." in GGUF files).  read: keys asked for so far, for `refuse_unread`.
@@ -35,7 +35,7 @@ class Fields:
     path: Path
     data: Mapping[str, Any]
     prefix: str = ""
-    read: set[str] = field(default_factory=set)
+    read: set[str] = msgspec.field(default_factory=set)
 
     def fail(self, key: str, problem: str) -> NoReturn:
         raise LoadError(f"{self.path}: {self.prefix}{key} {problem}")

@@ -7,8 +7,9 @@ the sum; both become a Program with plain norms, the 1 being added when a Huggin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from fourfold.models.binding import Binding
 from fourfold.models.blocks import gated_mlp, head, qkv, start
@@ -38,8 +39,7 @@ LAYERS_OF_27B: Final = 46
 """The one size whose attention scale is (hidden_size / heads)^-0.5; GGUF files do not state it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma2Config:
+class Gemma2Config(msgspec.Struct, frozen=True):
     """scale: on q·k.  windows: each layer's sliding window in tokens, None for full attention."""
 
     geometry: Geometry

@@ -8,8 +8,9 @@ added when a Hugging Face file is loaded. The vision tower of the larger sizes i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from fourfold.models import rope
 from fourfold.models.binding import Binding
@@ -55,8 +56,7 @@ LAYERS_OF_27B: Final = 62
 """The one size whose attention scale is (hidden_size / heads)^-0.5; GGUF files do not state it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma3Config:
+class Gemma3Config(msgspec.Struct, frozen=True):
     """rope: of the layers with full attention; local_rope: of those with a window.  scale: on q·k."""
 
     geometry: Geometry

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from fourfold.models.config_fields import Fields
 from fourfold.program.ops import Activation
@@ -52,8 +53,7 @@ GGUF_HARMLESS: Final = (
 """GGUF keys of an architecture that change nothing here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(msgspec.Struct, frozen=True):
     """Sizes in elements; max_position in tokens. tied: the embedding is the output head."""
 
     vocab_size: int

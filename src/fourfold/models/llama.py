@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from fourfold.models.binding import Binding
 from fourfold.models.blocks import gated_mlp, head, qkv, start
@@ -27,8 +29,7 @@ from fourfold.program.trace import Tracer
 from fourfold.weights.source import WeightSource
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class LlamaConfig(msgspec.Struct, frozen=True):
     """windows: each layer's sliding window in tokens, None for full attention."""
 
     geometry: Geometry

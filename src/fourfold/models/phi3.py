@@ -7,8 +7,9 @@ perhaps partial rotation, and longrope in the long-context versions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from fourfold.models.binding import Binding
 from fourfold.models.blocks import gated_mlp, head, qkv, start
@@ -37,8 +38,7 @@ ORIGINAL_POSITIONS: Final = 4096
 """transformers' default of original_max_position_embeddings for this family."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phi3Config:
+class Phi3Config(msgspec.Struct, frozen=True):
     """window: sliding window of every layer in tokens, None for full attention."""
 
     geometry: Geometry

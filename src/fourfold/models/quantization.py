@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from fourfold.errors import LoadError
 from fourfold.models.binding import Binding, WeightScale
@@ -45,8 +47,7 @@ _WEIGHTS: Final[dict[str, tuple[object, ...]]] = {
 _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {"sparsity_config": ({},), "transform_config": ({},)}
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Scheme:
+class Fp8Scheme(msgspec.Struct, frozen=True):
     """block: rows and columns that share a scale, where the scales are as many as such blocks."""
 
     block: tuple[int, int] = (128, 128)

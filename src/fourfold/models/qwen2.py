@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from fourfold.models.binding import Binding
 from fourfold.models.blocks import gated_mlp, head, qkv, start
@@ -26,8 +27,7 @@ from fourfold.program.ops import Activation, Program, WeightSpec
 from fourfold.weights.source import WeightSource
 
 
-@dataclass(frozen=True, slots=True)
-class Qwen2Config:
+class Qwen2Config(msgspec.Struct, frozen=True):
     """windows: each layer's sliding window in tokens, None for full attention."""
 
     geometry: Geometry

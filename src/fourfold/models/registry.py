@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from fourfold.errors import LoadError
 from fourfold.models import gemma2, gemma3, llama, phi3, qwen2, qwen3
@@ -20,8 +21,7 @@ from fourfold.weights.source import WeightSource
 ConfigT = TypeVar("ConfigT")
 
 
-@dataclass(frozen=True, slots=True)
-class Family(Generic[ConfigT]):
+class Family(msgspec.Struct, Generic[ConfigT], frozen=True):
     """How one family is read from both kinds of checkpoint, traced and bound."""
 
     from_hf: Callable[[Fields, int | None], ConfigT]
@@ -30,8 +30,7 @@ class Family(Generic[ConfigT]):
     bindings: Callable[[ConfigT, Mapping[str, WeightSpec], WeightSource], dict[str, Binding]]
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True):
     """A checkpoint understood: the unfused Program, where each of its weights comes from, and hints.
 
     summary: what to log.  eos_token_ids, bos_token_id: what the config or the GGUF file names, if anything.

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ KINDS: Final[tuple[Kind, ...]] = ("default", "linear", "dynamic", "llama3", "yar
 Frequencies: TypeAlias = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(msgspec.Struct, frozen=True):
     """A resolved rotary embedding. note: variant and what was decided, for Program.notes.
     max_position: longest context (tokens) it is good for."""
 

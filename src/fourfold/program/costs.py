@@ -7,8 +7,9 @@ Counted as usual: a multiply-add is two operations; norms, activations and adds 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from fourfold.program.graph import reads, weight_shapes
 from fourfold.program.ops import Attention, Embed, Linear, Logits, Op, Program
@@ -16,8 +17,7 @@ from fourfold.program.ops import Attention, Embed, Linear, Logits, Op, Program
 ACTIVATION_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One sequence's share of a step: `new` tokens computed after `cached` ones. wanted: rows with logits."""
 
     new: int
@@ -25,8 +25,7 @@ class Span:
     wanted: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """flops: operations.  weight_bytes: weights read, once per step.  activation_bytes: activations read and
     written.  kv_bytes: keys and values read and written."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from fourfold.program.ops import (
     Attention,
@@ -34,11 +35,11 @@ def is_whole(view: View) -> bool:
 def reads(op: Op) -> tuple[View, ...]:
     """Every activation the op reads, in field order; whole values appear as views of all their columns."""
     views = []
-    for field in fields(op):
-        item = getattr(op, field.name)
+    for name in op.__struct_fields__:
+        item = getattr(op, name)
         if isinstance(item, View):
             views.append(item)
-        elif isinstance(item, Value) and field.name != "out":
+        elif isinstance(item, Value) and name != "out":
             views.append(whole(item))
     return tuple(views)
 
@@ -47,15 +48,15 @@ def rewire(op: OpT, change: Callable[[View], View]) -> OpT:
     """The op with every input replaced by `change(input)`. An input that must be a whole value stays one:
     ValueError when `change` gives it some columns only."""
     changed: dict[str, Any] = {}
-    for field in fields(op):
-        item = getattr(op, field.name)
+    for name in op.__struct_fields__:
+        item = getattr(op, name)
         if isinstance(item, View):
-            changed[field.name] = change(item)
-        elif isinstance(item, Value) and field.name != "out":
+            changed[name] = change(item)
+        elif isinstance(item, Value) and name != "out":
             view = change(whole(item))
             if not is_whole(view):
-                raise ValueError(f"{type(op).__name__}.{field.name} takes a whole value, got {view}")
-            changed[field.name] = view.value
+                raise ValueError(f"{type(op).__name__}.{name} takes a whole value, got {view}")
+            changed[name] = view.value
     return replace(op, **changed)
 
 

@@ -6,8 +6,9 @@ wanted) and lays the slots out in one arena.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from fourfold.program.graph import reads
 from fourfold.program.ops import Add, Linear, Norm, Op, Program
@@ -15,8 +16,7 @@ from fourfold.program.ops import Add, Linear, Norm, Op, Program
 Rows: TypeAlias = Literal["tokens", "logit_rows"]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True, array_like=True):
     """slot_of: value id → slot.  slot_width: fp32 columns of each slot (its widest value).
     slot_rows: the kind of rows a slot holds; values of different kinds never share one."""
 

@@ -5,19 +5,20 @@ groups, bf16) is its own business, within the error bound of the activation dtyp
 A `View` is a run of columns of a value. Every op writes exactly one fresh value (SSA), so passes can
 rewrite by substitution and the memory plan can reuse slots by liveness.
 
-Weights are named; a Program never holds their data. Shapes are row-major, linears are [out, in].
+Weights are named; a Program never holds their data. It is kept in files as MessagePack. Shapes are row-major,
+linears are [out, in].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+import msgspec
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu"]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(msgspec.Struct, frozen=True, array_like=True):
     """An activation of `width` columns. `rows` is "tokens" or, after GatherRows, "logit_rows"."""
 
     id: int
@@ -25,8 +26,7 @@ class Value:
     rows: Literal["tokens", "logit_rows"] = "tokens"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True, array_like=True):
     """Columns [start, start + width) of a value."""
 
     value: Value
@@ -34,8 +34,7 @@ class View:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class NormSpec:
+class NormSpec(msgspec.Struct, frozen=True, array_like=True):
     """y = x / rms(x) * (weight + offset) (RMSNorm, Zhang & Sennrich 2019), or LayerNorm when kind="layer"."""
 
     weight: str
@@ -45,8 +44,7 @@ class NormSpec:
     bias: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
+class RopeSpec(msgspec.Struct, frozen=True, array_like=True):
     """Rotary embedding (Su et al. 2021) of the first `dim` columns of each head.
 
     inv_freq: dim/2 angular frequencies (radians per position), already scaled by the variant (linear, NTK,
@@ -60,15 +58,13 @@ class RopeSpec:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     out: Value
     weight: str
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = norm(x) [+ residual]. `heads` > 1 normalises each of `heads` equal runs of columns by itself."""
 
     x: View
@@ -78,8 +74,7 @@ class Norm:
     residual: Value | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = concat_i(norm(x) @ W_i^T + b_i) [+ residual].
 
     weights: one or more matrices whose outputs are concatenated (fused QKV).
@@ -96,8 +91,7 @@ class Linear:
     gate: Activation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = x with each of `heads` heads of `head_dim` columns rotated by its token's position."""
 
     x: View
@@ -107,8 +101,7 @@ class Rope:
     spec: RopeSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Causal attention of this step's queries over the paged KV of `layer`, after writing k and v to it.
 
     q: [T, heads*head_dim], k, v: [T, kv_heads*head_dim]; query head h reads KV head h // (heads/kv_heads).
@@ -135,8 +128,7 @@ class Attention:
     rope: RopeSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = act(gate) * up."""
 
     gate: View
@@ -145,30 +137,26 @@ class Gate:
     act: Activation
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     a: Value
     b: Value
     out: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(msgspec.Struct, frozen=True, array_like=True, tag=True):
     x: View
     out: Value
     factor: float
 
 
-@dataclass(frozen=True, slots=True)
-class GatherRows:
+class GatherRows(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = the rows of x whose logits are wanted in this step."""
 
     x: Value
     out: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Logits:
+class Logits(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """out = softcap(norm(x) @ W^T * scale): [logit_rows, vocab]."""
 
     x: Value
@@ -183,16 +171,14 @@ class Logits:
 Op: TypeAlias = Embed | Norm | Linear | Rope | Attention | Gate | Add | Scale | GatherRows | Logits
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSpec:
+class WeightSpec(msgspec.Struct, frozen=True, array_like=True):
     """A weight the Program names: its logical shape, [out, in] for matrices."""
 
     name: str
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KVSpec:
+class KVSpec(msgspec.Struct, frozen=True, array_like=True):
     """What one attention layer keeps per token: kv_heads * head_dim for K and as much for V."""
 
     layer: int
@@ -201,8 +187,7 @@ class KVSpec:
     window: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True, array_like=True):
     """ops in execution order; the last one is Logits."""
 
     family: str
@@ -213,5 +198,5 @@ class Program:
     hidden_size: int
     max_position: int
     """Longest context the model was trained or scaled for, in tokens."""
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = msgspec.field(default_factory=dict)
     """What was decided at trace time and a user may want to see (rope variant, tied head...)."""

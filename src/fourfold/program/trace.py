@@ -10,7 +10,7 @@ embeddings) as long as the shapes agree.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fourfold.program.check import check
 from fourfold.program.graph import whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ Unpack = Callable[[U8, U8], tuple[F32, F32 | None]]
 """(blocks u8 [b, block_bytes], q u8 [b, block] to fill) -> scale f32 [b, block/group], offset or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(msgspec.Struct, frozen=True):
     """A matrix as integers with one scale, and perhaps one offset, per group of `group` columns.
 
     w[i, j] = scale[i, j // group] * (q[i, j] - zero) + offset[i, j // group], each operation rounded to fp32,
@@ -38,8 +37,7 @@ class Groups:
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerCoding:
+class IntegerCoding(msgspec.Struct, frozen=True):
     """How blocks become scale * (q - zero) + offset."""
 
     unpack: Unpack
@@ -48,8 +46,7 @@ class IntegerCoding:
     zero: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFormat:
+class BlockFormat(msgspec.Struct, frozen=True):
     """One weight format.
 
     block: elements of a row in one block.  block_bytes: bytes of one block.

@@ -13,7 +13,6 @@ from fourfold.answers.answer import AnswerFormat, Expected
 from fourfold.answers.detect import format_of
 from fourfold.answers.forcing import Forcible, Node, forcible_format, optional, required
 from fourfold.errors import InvalidRequestError
-from fourfold.grammar.sources import make_constraint
 from fourfold.grammar.thinking import Terminal, Thinking, after_thinking
 from fourfold.server.constraints import asked_of
 from fourfold.server.settings import ServerSettings
@@ -166,6 +165,8 @@ async def answer_constraint(
     if node is not None:
         asked = {"type": "structural_tag", "format": node}
         field = "functions" if tooling.legacy else "tools"
+        from fourfold.grammar.sources import make_constraint  # a start need not wait for it
+
         final = await asyncio.to_thread(make_constraint, "structural_tag", asked, field)
     thinking = _thinking(formats, expected, budget, free=final is None, is_call=node is not None)
     return final, final if thinking is None else after_thinking(final, thinking)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,8 +36,7 @@ from fourfold.types import MAX_LOGPROBS, Constraint
 encode = msgspec.json.encode
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A checked request. role: of the message that the answer is, or continues.
 
     reasoning: whether it is shown.  legacy: calls are functions, of which there is one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,15 +16,14 @@ from fourfold.types import TokenLogprob
 encode = msgspec.json.encode
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """What one sequence has given so far, or since its last chunk."""
 
     text: str = ""
     content: bool = True
     """Whether the text is content and nothing else; otherwise `parts` say what it is."""
-    parts: list[Part] = field(default_factory=list)
-    logprobs: list[TokenInfo] = field(default_factory=list)
+    parts: list[Part] = msgspec.field(default_factory=list)
+    logprobs: list[TokenInfo] = msgspec.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -45,8 +43,7 @@ class Choice:
             self.stop_reason = delta.stop_reason
 
 
-@dataclass(frozen=True, slots=True)
-class UsageWanted:
+class UsageWanted(msgspec.Struct, frozen=True):
     """at_end: one last chunk with empty choices.  in_every: in every chunk as well."""
 
     at_end: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,8 +30,7 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """One prompt.
 
     text: what echo gives back.
@@ -44,8 +42,7 @@ class Source:
     hidden: Collection[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A checked request."""
 
     head: dict[str, Any]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fourfold.errors import InvalidRequestError
-from fourfold.grammar.sources import Kind, make_constraint
 from fourfold.server.wire import GenerationBody
 from fourfold.types import Constraint
 
-Asked = tuple[str, Kind, Any]
-"""(field, kind, content) of one constraint in a body."""
+if TYPE_CHECKING:
+    from fourfold.grammar.sources import Kind
+
+    Asked = tuple[str, Kind, Any]
+    """(field, kind, content) of one constraint in a body."""
 
 _FIELDS: dict[str, Kind] = {
     "guided_json": "json",
@@ -53,7 +55,7 @@ async def constraint_of(body: GenerationBody) -> Constraint | None:
         return None
     field, kind, content = found
     # Tens of milliseconds for a large schema, which must not hold up the streams.
-    return await asyncio.to_thread(make_constraint, kind, content, field)
+    return await asyncio.to_thread(_make, kind, content, field)
 
 
 def asked_of(body: GenerationBody) -> Asked | None:
@@ -69,6 +71,12 @@ def asked_of(body: GenerationBody) -> Asked | None:
         names = " and ".join(field for field, _, _ in asked)
         raise InvalidRequestError(f"{names} constrain the same answer; give one of them", asked[1][0])
     return asked[0]
+
+
+def _make(kind: Kind, content: Any, field: str) -> Constraint:
+    from fourfold.grammar.sources import make_constraint  # all about schemas, which a start need not wait for
+
+    return make_constraint(kind, content, field)
 
 
 def guarantee_headers(constraint: Constraint | None) -> dict[str, str]:

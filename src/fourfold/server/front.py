@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ _INLINE_CHARACTERS = 50_000
 stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class Front:
+class Front(msgspec.Struct, frozen=True):
     """One application's parts. template: None if there is no chat template.  formats: of chat answers."""
 
     client: EngineClient
@@ -52,11 +50,11 @@ class Front:
     settings: ServerSettings
     formats: Formats
     template: ChatTemplate | None = None
-    metrics: Metrics = field(default_factory=Metrics)
-    records: Records = field(default_factory=Records)
-    open_work: OpenWork = field(default_factory=OpenWork)
-    reader: BodyReader = field(default_factory=BodyReader)
-    created: int = field(default_factory=lambda: int(time.time()))
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
+    records: Records = msgspec.field(default_factory=Records)
+    open_work: OpenWork = msgspec.field(default_factory=OpenWork)
+    reader: BodyReader = msgspec.field(default_factory=BodyReader)
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
     @property
     def model(self) -> ModelInfo:
@@ -185,8 +183,7 @@ class Front:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """Token ids to continue.
 
     continues_text: the answer goes on in the middle of a text, so that its first space belongs to it.
@@ -202,8 +199,7 @@ MAX_USER = 256
 """Characters of `user` that tell one from another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """Who asks, and what is no sampling parameter.
 
     tenant, weight: by API key.  user: by the body; users of one tenant share what it gets.

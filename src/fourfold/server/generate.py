@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
+
+import msgspec
 
 from fourfold.answers.parts import Part
 from fourfold.engine.client import EngineClient
@@ -28,8 +29,7 @@ TRACE_SECONDS = 5.0
 """How long the end of an answer waits for its trace."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One sequence to run. index: of its choice in the answer.  prompt: number of its prompt in the request.
     sibling: which of the n (or best_of) completions of that prompt.  parts: None if its answer is content and
     nothing else."""
@@ -56,8 +56,7 @@ class Increment(NamedTuple):
 _DETAILS = ("forced_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0

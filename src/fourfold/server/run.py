@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fourfold.config import EngineConfig
 from fourfold.engine.child import EngineProcess
-from fourfold.engine.wire import DEFAULT_FACTORY
+from fourfold.engine.launch import DEFAULT_FACTORY
 from fourfold.errors import ConfigError
 from fourfold.server.settings import ServerSettings
 
@@ -40,11 +41,12 @@ def serve(
     log_level: str = "info",
     factory: str = DEFAULT_FACTORY,
     announce: Callable[[str], None] | None = None,
+    launched: subprocess.Popen[bytes] | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT, lets running answers finish, and returns 0.
 
     engine_config.model: path of the model.
-    factory: see EngineProcess.
+    factory, launched: see EngineProcess.
     announce: gets the lines that say the server is ready; default: prints them.
 
     Raises ConfigError if it cannot listen there, LoadError and EngineDeadError if the model cannot be loaded.
@@ -57,7 +59,7 @@ def serve(
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = listen(settings.host, settings.port)
-    child = EngineProcess(engine_config, factory=factory, log_level=log_level)
+    child = EngineProcess(engine_config, factory=factory, log_level=log_level, launched=launched)
 
     import asyncio
 
@@ -118,6 +120,7 @@ async def _serve(
     def on_started() -> None:
         # What is alive now stays so; looking through it in every collection would only cost pauses.
         gc.freeze()
+        gc.enable()
         name = (settings.served_model_names or (model.name,))[0]
         url = address(settings.host, listener.getsockname()[1])
         announce(
@@ -154,9 +157,8 @@ def configuration(model: ModelInfo, settings: ServerSettings) -> str:
 
 def _load_tokenizer(path: str) -> Tokenizer:
     from fourfold.text.tokenizer import load_tokenizer
-    from fourfold.weights.open import open_checkpoint
 
-    return load_tokenizer(open_checkpoint(Path(path)))
+    return load_tokenizer(Path(path))
 
 
 def _chats(tokenizer: Tokenizer, settings: ServerSettings) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fourfold.answers.detect import format_of
 from fourfold.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings:
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One resolved configuration of the front.
 
     served_model_names: names the model answers to; the first one is shown. Empty: the engine's name for it.

@@ -6,7 +6,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,8 +19,7 @@ MAX_RECORDS = 2048
 _GROUP = re.compile(r"([0-9a-f]{32})(?:-(\d{1,6}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One HTTP request for answers. Its sequences are called `id`-0, `id`-1 and so on in the engine.
 
     id: what the response's id ends with.  tenant: whose it is.  request_id: the X-Request-Id header.
@@ -32,8 +30,8 @@ class Record:
     tenant: str
     request_id: str
     sequences: int
-    created: float = field(default_factory=time.time)
-    ended: dict[int, FinishReason] = field(default_factory=dict)
+    created: float = msgspec.field(default_factory=time.time)
+    ended: dict[int, FinishReason] = msgspec.field(default_factory=dict)
 
     @property
     def sequence_ids(self) -> list[str]:

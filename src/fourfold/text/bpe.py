@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 
 from fourfold.text.pretokenizers import PreTokenizer
 from fourfold.text.tokenizer import utf8
-from fourfold.text.vocabulary import TokenKind
+from fourfold.text.vocabulary import TokenKind, positions
 
 
 class LibraryEncoder:
@@ -38,19 +36,16 @@ class BpeEncoder(LibraryEncoder):
     Raises ValueError when a merge is malformed or makes a token that the vocabulary does not have.
     """
 
-    def __init__(
-        self, texts: Sequence[str], kinds: NDArray[np.uint8], merges: Sequence[str], pre: PreTokenizer
-    ) -> None:
+    def __init__(self, texts: Sequence[str], kinds: bytes, merges: list[str], pre: PreTokenizer) -> None:
         bad = next((merge for merge in merges if merge.count(" ") != 1), None)
         if bad is not None:
             raise ValueError(f"merge {bad!r} is not two tokens with a space between")
         # One split over all of them takes a third of the time of one split each.
         halves = " ".join(merges).split(" ") if merges else []
-        vocabulary = {text: id for id, text in enumerate(texts)}
+        pairs = list(zip(halves[::2], halves[1::2], strict=True))
+        vocabulary = dict(zip(texts, range(len(texts)), strict=True))
         try:
-            model = models.BPE(
-                vocabulary, list(zip(halves[::2], halves[1::2], strict=True)), ignore_merges=pre.ignore_merges
-            )
+            model = models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges)
         except Exception as error:  # the library raises nothing more specific
             raise ValueError(str(error)) from error
         library = tokenizers.Tokenizer(model)
@@ -61,7 +56,7 @@ class BpeEncoder(LibraryEncoder):
             ]
         )
         for kind in (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED):
-            added = [texts[id] for id in np.flatnonzero(kinds == kind).tolist() if texts[id]]
+            added = [texts[id] for id in positions(kinds, kind) if texts[id]]
             special = kind != TokenKind.USER_DEFINED
             add = library.add_special_tokens if special else library.add_tokens
             add([AddedToken(text, normalized=False, special=special) for text in added])

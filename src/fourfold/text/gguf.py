@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fourfold.errors import LoadError
 from fourfold.text.tokenizer import Encoder, Tokenizer, TokenizerSpec
-from fourfold.text.vocabulary import TokenKind, Vocabulary
+from fourfold.text.vocabulary import TokenKind, Vocabulary, positions
 from fourfold.weights.metadata import get_bool, get_floats, get_int, get_ints, get_str, get_strings
 
 _PREFIX = "tokenizer.ggml."
@@ -48,10 +46,9 @@ class _Loader:
             self._fail("tokens", "is empty")
         kinds = self._read_kinds(len(texts))
         # Converters fill ids that the model has logits for, but no token, with placeholders at the end.
-        present = np.flatnonzero((kinds != TokenKind.UNUSED) & (kinds != TokenKind.UNDEFINED))
-        if present.size == 0:
+        size = len(kinds.rstrip(bytes((TokenKind.UNUSED, TokenKind.UNDEFINED))))
+        if size == 0:
             self._fail("token_type", "marks every token as unused")
-        size = int(present[-1]) + 1
         self._texts = texts[:size] if size < len(texts) else texts
         self._kinds = kinds[:size]
         self._check_byte_tokens()
@@ -59,7 +56,7 @@ class _Loader:
     def load(self) -> Tokenizer:
         encoder, add_bos = self._bpe() if self._model == "gpt2" else self._spm()
         vocabulary = Vocabulary(
-            self._texts, self._kinds.tobytes(), "byte-level" if self._model == "gpt2" else "sentencepiece"
+            self._texts, self._kinds, "byte-level" if self._model == "gpt2" else "sentencepiece"
         )
         ids = {role: self._token_id(name) for role, name in _ROLES.items()}
         bos, eos = ids["bos_token"], ids["eos_token"]
@@ -79,21 +76,18 @@ class _Loader:
     def _fail(self, key: str, problem: str) -> None:
         raise LoadError(f"{self._path}: {_PREFIX}{key} {problem}")
 
-    def _read_kinds(self, count: int) -> NDArray[np.uint8]:
+    def _read_kinds(self, count: int) -> bytes:
         kinds = get_ints(self._meta, _PREFIX + "token_type")
         if len(kinds) != count:
             self._fail("token_type", f"has {len(kinds)} entries, but there are {count} tokens")
-        bad = np.flatnonzero((kinds < 0) | (kinds > max(TokenKind)))
-        if bad.size:
-            at = int(bad[0])
-            self._fail(
-                "token_type",
-                f"gives token {at} the type {int(kinds[at])}; types run from 0 to {max(TokenKind)}",
-            )
-        return kinds.astype(np.uint8)
+        most = max(TokenKind)
+        if min(kinds) < 0 or max(kinds) > most:
+            at = next(at for at, kind in enumerate(kinds) if not 0 <= kind <= most)
+            self._fail("token_type", f"gives token {at} the type {kinds[at]}; types run from 0 to {most}")
+        return bytes(kinds.tolist())
 
     def _check_byte_tokens(self) -> None:
-        for id in np.flatnonzero(self._kinds == TokenKind.BYTE).tolist():
+        for id in positions(self._kinds, TokenKind.BYTE):
             text = self._texts[id]
             try:
                 fine = len(text) == 6 and text[:3] == "<0x" and text[5] == ">" and int(text[3:5], 16) >= 0
@@ -125,8 +119,8 @@ class _Loader:
 
     def _eos_ids(self) -> tuple[int, ...]:
         found = {self._token_id(name) for name in ("eos", "eot", "eom")}
-        control = np.flatnonzero((self._kinds == TokenKind.CONTROL) | (self._kinds == TokenKind.USER_DEFINED))
-        found.update(id for id in control.tolist() if self._texts[id] in END_OF_TURN)
+        for kind in (TokenKind.CONTROL, TokenKind.USER_DEFINED):
+            found.update(id for id in positions(self._kinds, kind) if self._texts[id] in END_OF_TURN)
         return tuple(sorted(id for id in found if id is not None))
 
     def _chat_templates(self) -> dict[str, str]:
@@ -166,8 +160,9 @@ class _Loader:
         if len(scores) < len(self._texts):
             self._fail("scores", f"has {len(scores)} entries, but there are {len(self._texts)} tokens")
         scores = scores[: len(self._texts)]
-        if not np.isfinite(scores).all():
-            self._fail("scores", f"is not finite for token {int(np.flatnonzero(~np.isfinite(scores))[0])}")
+        if not all(map(isfinite, scores)):
+            at = next(at for at, score in enumerate(scores) if not isfinite(score))
+            self._fail("scores", f"is not finite for token {at}")
         encoder = SpmEncoder(
             self._texts,
             self._kinds,
@@ -183,5 +178,5 @@ class _Loader:
         # key for that.
         if self._meta.get("general.architecture") != "phi3":
             return []
-        control = np.flatnonzero(self._kinds == TokenKind.CONTROL).tolist()
+        control = positions(self._kinds, TokenKind.CONTROL)
         return [id for id in control if self._texts[id] not in ("<unk>", "<s>", "<|endoftext|>")]

@@ -8,7 +8,8 @@ before have left.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -42,8 +43,7 @@ _CASED = "[{}]+".format(
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(msgspec.Struct, frozen=True):
     """patterns: see above.  add_bos: unless the file says otherwise.
 
     ignore_merges: a word that is a token is taken whole, even if the merges would not make it.

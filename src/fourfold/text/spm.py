@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from array import array
 
+from fourfold import _native
 from fourfold.text.tokenizer import utf8
 
 
 class SpmEncoder:
-    """texts, kinds uint8 [V], scores float32 [V] of the vocabulary.
+    """texts, kinds (a TokenKind per byte) and scores (float32) of the vocabulary, as long as each other.
 
     add_space_prefix: text at the beginning and after a special token gets a space in front.
     strip_after: ids of special tokens that swallow the white space to their right.
@@ -18,18 +18,16 @@ class SpmEncoder:
     def __init__(
         self,
         texts: list[str],
-        kinds: NDArray[np.uint8],
-        scores: NDArray[np.float32],
+        kinds: bytes,
+        scores: array[float],
         unknown_id: int | None,
         add_space_prefix: bool,
         strip_after: list[int],
     ) -> None:
-        from fourfold import _native  # vocabularies of the other kind work without the native module
-
         self._merger = _native.SpmTokenizer(
             texts,
-            np.ascontiguousarray(scores),
-            np.ascontiguousarray(kinds),
+            scores,
+            kinds,
             -1 if unknown_id is None else unknown_id,
             add_space_prefix,
             strip_after,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+import msgspec
 
 from fourfold.errors import InvalidRequestError
 
@@ -13,12 +14,11 @@ MAX_STOP_CHARACTERS = 32768
 """Most characters of all stop strings of a request together."""
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(msgspec.Struct):
     """A prefix of one or more stop strings. fail: the longest proper suffix of it that is a prefix too."""
 
     depth: int
-    children: dict[str, _Node] = field(default_factory=dict)
+    children: dict[str, _Node] = msgspec.field(default_factory=dict)
     fail: _Node | None = None
     stop: str | None = None
     """The longest stop string that ends here."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fourfold.errors import InvalidRequestError, LoadError
+import msgspec
+
+from fourfold.errors import InvalidRequestError
 from fourfold.text.detokenizer import Detokenizer
 from fourfold.text.vocabulary import Vocabulary
 from fourfold.types import ModelInfo
-from fourfold.weights.open import open_checkpoint
-from fourfold.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from fourfold.weights.source import WeightSource
 
 
 class Encoder(Protocol):
@@ -21,8 +23,7 @@ class Encoder(Protocol):
     def encode(self, text: str, parse_special: bool) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerSpec:
+class TokenizerSpec(msgspec.Struct, frozen=True):
     """What a tokenizer does around the text, and what its model names.
 
     prefix_ids, suffix_ids: put before and after a text when special tokens are asked for.
@@ -36,8 +37,8 @@ class TokenizerSpec:
     eos_ids: tuple[int, ...] = ()
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
-    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = msgspec.field(default_factory=dict)
+    chat_templates: Mapping[str, str] = msgspec.field(default_factory=dict)
     strip_leading_space: bool = False
 
 
@@ -125,25 +126,25 @@ def utf8(text: str) -> bytes:
 
 def load_model_tokenizer(model: ModelInfo) -> Tokenizer:
     """The tokenizer that belongs to a loaded model. Raises LoadError."""
-    return load_tokenizer(open_checkpoint(Path(model.path)))
+    return load_tokenizer(Path(model.path))
 
 
 def load_tokenizer(source: WeightSource | Path) -> Tokenizer:
-    """Tokenizer of a checkpoint, or of a Hugging Face directory given by path.
+    """Tokenizer of a checkpoint: open, or the path of a GGUF file or of a Hugging Face directory.
 
-    Raises LoadError naming the file and the key that is missing, damaged or unknown.
+    Of a GGUF file given by path, only the metadata is read. Raises LoadError naming the file and the key that
+    is missing, damaged or unknown.
     """
     # Imported here because either one brings in a library that the other does not need.
-    if isinstance(source, Path):
-        if not source.is_dir():
-            raise LoadError(f"{source} is not a directory; open a GGUF file with the weight reader first")
+    path = source if isinstance(source, Path) else source.path
+    if path.is_dir():
         from fourfold.text.hf import load_hf_tokenizer
 
-        return load_hf_tokenizer(source)
-    if source.kind == "gguf":
-        from fourfold.text.gguf import load_gguf_tokenizer
+        return load_hf_tokenizer(path)
+    from fourfold.text.gguf import load_gguf_tokenizer
 
-        return load_gguf_tokenizer(source.metadata, source.path)
-    from fourfold.text.hf import load_hf_tokenizer
+    if not isinstance(source, Path):
+        return load_gguf_tokenizer(source.metadata, path)
+    from fourfold.weights.gguf_header import read_header
 
-    return load_hf_tokenizer(source.path)
+    return load_gguf_tokenizer(read_header(path)[0].metadata, path)

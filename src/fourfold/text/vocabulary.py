@@ -81,7 +81,7 @@ class Vocabulary:
         self._spell = _SPELLINGS[spelling]
         self._bytes: dict[int, bytes] = {}
         self.special_ids = frozenset(
-            id for kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) for id in _positions(kinds, kind)
+            id for kind in (TokenKind.CONTROL, TokenKind.UNKNOWN) for id in positions(kinds, kind)
         )
 
     def __len__(self) -> int:
@@ -116,7 +116,8 @@ class Vocabulary:
         return self._spell(text)
 
 
-def _positions(data: bytes, value: int) -> list[int]:
+def positions(data: bytes, value: int) -> list[int]:
+    """Indices of a byte, ascending."""
     found = []
     at = data.find(value)
     while at >= 0:

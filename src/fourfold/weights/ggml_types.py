@@ -6,13 +6,12 @@ them can be checked and described.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from fourfold.quant.registry import BY_GGML_TYPE
 
 
-@dataclass(frozen=True, slots=True)
-class GGMLType:
+class GGMLType(msgspec.Struct, frozen=True):
     name: str
     block: int
     block_bytes: int

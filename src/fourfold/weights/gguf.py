@@ -7,36 +7,28 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from fourfold.errors import LoadError
 from fourfold.weights.ggml_types import GGML_TYPES, GGMLType
 from fourfold.weights.gguf_cursor import Cursor
-from fourfold.weights.mapped import map_file
+from fourfold.weights.gguf_header import MAX_NAME_BYTES, check_name, read_header
 from fourfold.weights.metadata import Metadata
+from fourfold.weights.shards import SHARD_NAME
 from fourfold.weights.source import RawTensor
 
-MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 24
-MAX_NAME_BYTES = 65535
 MAX_DIMS = 4
 
-_HEADER_BYTES = 24
-_LEAST_KV_BYTES = 8 + 1 + 4 + 1
-_LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-_SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(msgspec.Struct, frozen=True):
     """Bytes `start` to `start + nbytes` of a file. shape is row-major (GGUF's dims reversed)."""
 
     name: str
@@ -46,13 +38,12 @@ class TensorInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
+class _Shard(msgspec.Struct, frozen=True):
     path: Path
     map: mmap.mmap
     version: int
     alignment: int
-    metadata: Mapping[str, Any]
+    metadata: Metadata
     tensors: Mapping[str, TensorInfo]
 
 
@@ -67,7 +58,7 @@ class GGUFFile:
     def __init__(self, path: Path, shards: tuple[_Shard, ...]) -> None:
         self._path = path
         self._shards = shards
-        self._metadata = Metadata(path, shards[0].metadata)
+        self._metadata = shards[0].metadata
         self._where = {name: (shard, info) for shard in shards for name, info in shard.tensors.items()}
 
     @property
@@ -76,7 +67,7 @@ class GGUFFile:
 
     @property
     def metadata(self) -> Metadata:
-        """Key-values: int, float, bool, str; arrays are numpy arrays, StringArray, or lists of arrays."""
+        """Key-values: int, float, bool, str; array.array, list[bool], StringArray, or lists of arrays."""
         return self._metadata
 
     @property
@@ -132,7 +123,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
             f"{path}: is not the first shard of a split model; "
             f"give the file ending in -00001-of-{count:05d}.gguf"
         )
-    match = _SHARD_NAME.match(path.name)
+    match = SHARD_NAME.match(path.name)
     if match is None or int(match["count"]) != count:
         raise LoadError(
             f"{path}: split.count is {count}, so the file must be named NAME-00001-of-{count:05d}.gguf "
@@ -173,18 +164,8 @@ def _shard_int(shard: _Shard, key: str, default: int | None = None) -> int:
 
 
 def _read_shard(path: Path) -> _Shard:
-    mapped = map_file(path, "GGUF file", _HEADER_BYTES)
-    cursor = Cursor(path, mapped)
-    version = _read_version(cursor)
-    tensor_count = cursor.u64("the tensor count")
-    kv_count = cursor.u64("the key-value count")
-    needed = cursor.position + kv_count * _LEAST_KV_BYTES + tensor_count * _LEAST_TENSOR_BYTES
-    if needed > cursor.size:
-        raise LoadError(
-            f"{path}: the header claims {kv_count} key-values and {tensor_count} tensors, which need "
-            f"at least {needed} bytes, but the file has {cursor.size}; it is damaged or cut short"
-        )
-    metadata = _read_metadata(cursor, kv_count)
+    header, cursor = read_header(path)
+    metadata = header.metadata
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if (
         isinstance(alignment, bool)
@@ -196,44 +177,8 @@ def _read_shard(path: Path) -> _Shard:
             f"{path}: general.alignment must be a power of two up to {MAX_ALIGNMENT}, "
             f"but is {alignment!r:.80}"
         )
-    tensors = _read_tensors(cursor, tensor_count, alignment)
-    return _Shard(path, mapped, version, alignment, metadata, tensors)
-
-
-def _read_version(cursor: Cursor) -> int:
-    magic = cursor.take(4, "the magic")
-    if magic != MAGIC:
-        raise LoadError(f"{cursor.path}: is not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
-    version = cursor.u32("the version")
-    if version and version & 0xFFFF == 0:
-        raise LoadError(
-            f"{cursor.path}: is a big-endian GGUF file; convert it to little-endian (gguf-convert-endian)"
-        )
-    if version == 1:
-        raise LoadError(
-            f"{cursor.path}: is GGUF version 1, which is obsolete; convert the model again to version 3"
-        )
-    if version not in (2, 3):
-        raise LoadError(f"{cursor.path}: is GGUF version {version}; versions 2 and 3 are supported")
-    return version
-
-
-def _check_name(path: Path, what: str, name: str) -> None:
-    if not name:
-        raise LoadError(f"{path}: {what} is empty")
-    if not name.isprintable():
-        raise LoadError(f"{path}: {what} holds characters that cannot be printed: {name[:80]!a}")
-
-
-def _read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for index in range(count):
-        key = cursor.string(f"key {index}", MAX_NAME_BYTES)
-        _check_name(cursor.path, f"key {index}", key)
-        if key in values:
-            raise LoadError(f"{cursor.path}: key {key} appears twice")
-        values[key] = cursor.value(key)
-    return values
+    tensors = _read_tensors(cursor, header.tensor_count, alignment)
+    return _Shard(path, header.map, header.version, alignment, metadata, tensors)
 
 
 def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
@@ -241,7 +186,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     listed: dict[str, tuple[tuple[int, ...], GGMLType, int, int]] = {}
     for index in range(count):
         name = cursor.string(f"the name of tensor {index}", MAX_NAME_BYTES)
-        _check_name(path, f"the name of tensor {index}", name)
+        check_name(path, f"the name of tensor {index}", name)
         if name in listed:
             raise LoadError(f"{path}: tensor {name} appears twice")
         rank = cursor.u32(f"the rank of tensor {name}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
+from array import array
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fourfold.errors import LoadError
 from fourfold.weights.metadata import StringArray
@@ -29,10 +29,11 @@ _NUMBERS: dict[int, struct.Struct] = {
 }
 BOOL, STRING, ARRAY = 7, 8, 9
 
-VALUE_DTYPES = {number: np.dtype(each.format) for number, each in _NUMBERS.items()}
+VALUE_FORMATS = {number: each.format for number, each in _NUMBERS.items()}
+"""Numbers of GGUF's value types → format of the struct module, little-endian."""
 
 MAX_ARRAY_DEPTH = 4
-_LEAST_BYTES = {STRING: 8, ARRAY: 12}
+_LEAST_BYTES = {BOOL: 1, STRING: 8, ARRAY: 12}
 """Fewest bytes one element of an array of this type can take."""
 
 
@@ -100,39 +101,37 @@ class Cursor:
         raise LoadError(f"{self.path}: {key} has value type {kind}; 0 to 12 are known")
 
     def _array(self, key: str, depth: int) -> Any:
-        """Numbers and bools as a read-only numpy array [n], strings as StringArray, arrays as a list."""
+        """Numbers as an array.array, bools as a list, strings as StringArray, arrays as a list."""
         if depth > MAX_ARRAY_DEPTH:
             raise LoadError(f"{self.path}: {key} nests arrays more than {MAX_ARRAY_DEPTH} deep")
         kind = self.u32(f"the element type of {key}")
         count = self.u64(f"the length of {key}")
-        dtype = np.dtype(np.uint8) if kind == BOOL else VALUE_DTYPES.get(kind)
-        if dtype is None and kind not in _LEAST_BYTES:
+        number = _NUMBERS.get(kind)
+        if number is None and kind not in _LEAST_BYTES:
             raise LoadError(f"{self.path}: {key} is an array of value type {kind}; 0 to 12 are known")
-        least = dtype.itemsize if dtype is not None else _LEAST_BYTES[kind]
+        least = number.size if number is not None else _LEAST_BYTES[kind]
         if count * least > self.size - self.position:
             raise LoadError(
                 f"{self.path}: {key} claims {count} elements, which need at least "
                 f"{self.position + count * least} bytes, but the file has {self.size}; "
                 f"it is damaged or cut short"
             )
-        if dtype is not None:
-            return self._numbers(key, dtype, count, is_bool=kind == BOOL)
+        if number is not None:
+            numbers = array(number.format[1])
+            numbers.frombytes(self.take(count * number.size, key))
+            if sys.byteorder == "big":
+                numbers.byteswap()
+            return numbers
+        if kind == BOOL:
+            flags = self.take(count, key)
+            if flags and max(flags) > 1:
+                raise LoadError(f"{self.path}: {key} must hold true (1) or false (0), but has {max(flags)}")
+            return [bool(flag) for flag in flags]
         if kind == STRING:
             start = self.position
             self._skip_strings(key, count)
             return StringArray(self._map, start, count, str(self.path), key)
         return [self._array(key, depth + 1) for _ in range(count)]
-
-    def _numbers(self, key: str, dtype: np.dtype[Any], count: int, is_bool: bool) -> Any:
-        # Copied, because a header's arrays lie at any address and native code wants aligned ones.
-        start = self._claim(count * dtype.itemsize, key)
-        array = np.frombuffer(self._map, dtype, count, start).copy() if count else np.empty(0, dtype)
-        if is_bool:
-            if count and array.max() > 1:
-                raise LoadError(f"{self.path}: {key} must hold true (1) or false (0), but has {array.max()}")
-            array = array.view(np.bool_)
-        array.flags.writeable = False
-        return array
 
     def _skip_strings(self, key: str, count: int) -> None:
         # The one hot loop of opening a file (a vocabulary has 100,000s of strings), so nothing is decoded.

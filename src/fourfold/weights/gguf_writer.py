@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from fourfold.weights.ggml_types import GGML_TYPES
-from fourfold.weights.gguf import DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS
-from fourfold.weights.gguf_cursor import ARRAY, BOOL, STRING, VALUE_DTYPES
+from fourfold.weights.gguf import DEFAULT_ALIGNMENT, MAX_DIMS
+from fourfold.weights.gguf_cursor import ARRAY, BOOL, STRING, VALUE_FORMATS
+from fourfold.weights.gguf_header import MAGIC
 from fourfold.weights.source import RawTensor
 
 _UINT32, _INT32, _FLOAT32, _UINT64, _INT64 = 4, 5, 6, 10, 11
 _TYPE_IDS = {each.name: number for number, each in GGML_TYPES.items()}
-_VALUE_IDS = {dtype: number for number, dtype in VALUE_DTYPES.items()}
+_VALUE_DTYPES = {number: np.dtype(form) for number, form in VALUE_FORMATS.items()}
+_VALUE_IDS = {dtype: number for number, dtype in _VALUE_DTYPES.items()}
 
 
 def write_gguf(
@@ -102,14 +105,14 @@ def _value(key: str, value: Any) -> tuple[int, bytes]:
         return BOOL, bytes([bool(value)])
     if isinstance(value, str):
         return STRING, _string(value)
-    if isinstance(value, (np.ndarray, list, tuple)):
+    if isinstance(value, (np.ndarray, array, list, tuple)):
         return ARRAY, _array(key, value)
     if isinstance(value, np.generic):
         dtype = value.dtype
     elif isinstance(value, int):
-        dtype = VALUE_DTYPES[_int_type(key, value, value)]
+        dtype = _VALUE_DTYPES[_int_type(key, value, value)]
     elif isinstance(value, float):
-        dtype = VALUE_DTYPES[_FLOAT32]
+        dtype = _VALUE_DTYPES[_FLOAT32]
     else:
         raise ValueError(f"key {key}: GGUF cannot hold a {type(value).__name__}")
     if dtype not in _VALUE_IDS:
@@ -127,6 +130,8 @@ def _int_type(key: str, low: int, high: int) -> int:
 
 
 def _array(key: str, value: Any) -> bytes:
+    if isinstance(value, array):
+        value = np.asarray(value)
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
             raise ValueError(f"key {key}: numpy arrays must have one dimension, got shape {value.shape}")
@@ -142,11 +147,11 @@ def _array(key: str, value: Any) -> bytes:
     if kinds == {bool}:
         return _array_header(BOOL, len(value)) + bytes(value)
     if kinds == {int}:
-        dtype = VALUE_DTYPES[_int_type(key, min(value), max(value))]
+        dtype = _VALUE_DTYPES[_int_type(key, min(value), max(value))]
         return _array(key, np.array(value, dtype))
     if kinds and kinds <= {int, float}:
         return _array(key, np.array(value, np.float32))
-    if kinds and kinds <= {list, tuple, np.ndarray}:
+    if kinds and kinds <= {list, tuple, array, np.ndarray}:
         return _array_header(ARRAY, len(value)) + b"".join(_array(key, each) for each in value)
     raise ValueError(
         f"key {key}: an array must hold elements of one GGUF type, and an empty one be a numpy array"

@@ -1,14 +1,15 @@
-"""Checkpoint metadata with its file's name, and getters that refuse a missing key or a wrong type."""
+"""Checkpoint metadata with its file's name, and getters that refuse a missing key or a wrong type.
+
+Without NumPy: a server's front reads a tokenizer from here and needs NumPy for nothing else.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NoReturn, overload
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fourfold.errors import LoadError
 
@@ -110,10 +111,14 @@ def _file_of(meta: Mapping[str, Any]) -> str:
 
 def _wrong(meta: Mapping[str, Any], key: str, wanted: str) -> NoReturn:
     value = meta[key]
-    if isinstance(value, np.ndarray):
-        found = f"an array of {value.dtype}"
-    elif isinstance(value, StringArray):
+    numbers = _numbers(value)
+    if isinstance(value, StringArray):
         found = "an array of strings"
+    elif numbers is not None and not isinstance(value, list):
+        kind = {"f": "float", "d": "float", "?": "bool"}.get(numbers.format) or (
+            "uint" if numbers.format.isupper() else "int"
+        )
+        found = f"an array of {kind}{8 * numbers.itemsize}"
     else:
         text = repr(value)
         found = f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
@@ -181,37 +186,43 @@ def get_strings(meta: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def get_ints(meta: Mapping[str, Any], key: str) -> NDArray[np.int64]:
-    """An array of integers, as int64 [n]. Errors as get_int."""
-    value = require(meta, key)
-    array = _as_array(value)
-    if array is None or array.dtype.kind not in "iu":
+def get_ints(meta: Mapping[str, Any], key: str) -> array[int]:
+    """An array of integers below 2^63. Errors as get_int."""
+    numbers = _numbers(require(meta, key))
+    if numbers is None or numbers.format in "fd?":
         _wrong(meta, key, "an array of integers")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        _wrong(meta, key, "an array of integers below 2^63")
-    return array.astype(np.int64)
-
-
-def get_floats(meta: Mapping[str, Any], key: str) -> NDArray[np.float32]:
-    """An array of floats, as float32 [n]. Errors as get_int."""
-    value = require(meta, key)
-    array = _as_array(value)
-    if array is None or array.dtype.kind != "f":
-        _wrong(meta, key, "an array of floats")
-    return array.astype(np.float32)
-
-
-def _as_array(value: Any) -> NDArray[Any] | None:
-    """A 1-d numpy array of a GGUF array or of a list of plain numbers; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return value
-    if not isinstance(value, list) or any(
-        isinstance(each, bool) or not isinstance(each, (int, float)) for each in value
-    ):
-        return None
-    if not value:
-        return np.empty(0, np.int64)
     try:
-        return np.array(value, np.int64 if all(isinstance(each, int) for each in value) else np.float64)
+        return array("q", numbers.tolist())
     except OverflowError:
+        _wrong(meta, key, "an array of integers below 2^63")
+
+
+def get_floats(meta: Mapping[str, Any], key: str) -> array[float]:
+    """An array of floats, as float32. Errors as get_int."""
+    numbers = _numbers(require(meta, key))
+    if numbers is None or numbers.format not in "fd":
+        _wrong(meta, key, "an array of floats")
+    if numbers.format == "d":
+        return array("f", numbers.tolist())
+    found = array("f")
+    found.frombytes(numbers.tobytes())
+    return found
+
+
+def _numbers(value: Any) -> memoryview | None:
+    """A 1-d view of an array of numbers (whatever library made it) or of a list of plain numbers; None for
+    anything else."""
+    if isinstance(value, list):
+        if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in value):
+            return None
+        try:
+            value = array("q" if all(isinstance(each, int) for each in value) else "d", value)
+        except OverflowError:
+            return None
+    if isinstance(value, (bytes, bytearray)):
         return None
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return None
+    return view if view.ndim == 1 and view.format in "bBhHiIlLqQfd?" else None

@@ -10,10 +10,10 @@ import math
 import mmap
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fourfold.errors import LoadError
@@ -32,8 +32,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorInfo:
+class SafetensorInfo(msgspec.Struct, frozen=True):
     """A tensor is bytes `start` to `start + nbytes` of the file."""
 
     name: str

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class RawTensor:
+class RawTensor(msgspec.Struct, frozen=True):
     """A tensor as the file holds it.
 
     shape: row-major, linears are [out_features, in_features] (GGUF's dims reversed).

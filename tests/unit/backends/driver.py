@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fourfold import _native
 from fourfold.backends.native import NativeBackend, NativeLimits
-from fourfold.build.artefact import WeightNames, load_or_build
 from fourfold.build.calibrate import calibration_tokens, find_outliers
+from fourfold.build.make import WeightNames, load_or_build
 from fourfold.build.packed import Outliers, PackedWeights
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch, StepResult
 from fourfold.models.registry import Definition

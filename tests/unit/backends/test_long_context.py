@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models.tiny_models import VOCAB, Case, make_model
+from msgspec.structs import replace
 
 from backends.driver import BLOCK, LIMITS, Floats, Model, batch_of, pack
 from fourfold.models.registry import load_model_definition

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.tiny_models import ADMITTED, CASES, VOCAB, Case, load_weights, make_model, write_gguf
+from msgspec.structs import replace
 
 from backends.driver import BLOCK, LIMITS, Floats, Model, Quantized, Run, batch_of, in_chunks, pack, records
 from fourfold import _native
@@ -29,7 +30,9 @@ from fourfold.weights.source import WeightSource
 
 # The kernels work on heads of whole vectors of 16; that others are refused is tested below.
 WHOLE_HEADS = {
-    name: replace(case, fields={**case.fields, "head_dim": 32}) if case.fields.get("head_dim") == 24 else case
+    name: dataclasses.replace(case, fields={**case.fields, "head_dim": 32})
+    if case.fields.get("head_dim") == 24
+    else case
     for name, case in CASES.items()
 }
 UNTIED = {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.build.artefact import WeightNames
+from fourfold.build.make import WeightNames
 from fourfold.errors import LoadError
 from fourfold.models.binding import Binding
 from fourfold.quant.registry import FORMATS, get_format

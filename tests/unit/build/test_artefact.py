@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from build.sources import Memory, small
-from fourfold.build import artefact
-from fourfold.build.artefact import WeightNames, fingerprint, load_or_build
+from fourfold.build import make
+from fourfold.build.artefact import fingerprint
+from fourfold.build.make import WeightNames, load_or_build
 from fourfold.build.packed import Outliers, PackedWeights
 from fourfold.errors import LoadError
 from fourfold.models.binding import Binding
@@ -160,9 +161,9 @@ def test_a_damaged_artefact_that_cannot_be_removed_is_left_alone(
 ) -> None:
     first, _ = load(tmp_path / "a")
     truncate("weights.bin", 0.5)(tmp_path / "a")
-    real = artefact.shutil.rmtree
+    real = make.shutil.rmtree
     monkeypatch.setattr(
-        artefact.shutil, "rmtree", lambda path, **kw: None if Path(path).name == "a" else real(path, **kw)
+        make.shutil, "rmtree", lambda path, **kw: None if Path(path).name == "a" else real(path, **kw)
     )
     second, ready = load(tmp_path / "a")
     assert not ready
@@ -178,7 +179,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
         raise OSError(code, os.strerror(code))
 
     expected = in_memory(tmp_path)
-    monkeypatch.setattr(artefact.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(make.tempfile, "mkdtemp", refuse)
     with caplog.at_level(logging.WARNING):
         weights, ready = load(tmp_path / "x" / "a")
     assert not ready
@@ -202,7 +203,7 @@ def test_a_disk_that_fills_up_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     expected = in_memory(tmp_path, calibrate=some_outliers)
-    monkeypatch.setattr(artefact.os, "fsync", full)
+    monkeypatch.setattr(make.os, "fsync", full)
     with caplog.at_level(logging.WARNING):
         weights, ready = load(tmp_path / "x" / "a", calibrate=some_outliers)
     assert not ready
@@ -280,7 +281,7 @@ def test_what_a_killed_builder_left_is_removed_when_it_is_old(tmp_path: Path) ->
 
     load(tmp_path / "a")  # it may be a build that is still running
     assert left.exists()
-    artefact.shutil.rmtree(tmp_path / "a")
+    make.shutil.rmtree(tmp_path / "a")
     old = time.time() - 2 * 3600
     os.utime(left, (old, old))
     os.utime(tmp_path, (old, old))  # nothing happened in the cache since

@@ -17,7 +17,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What `fourfold serve` would have served."""
     seen: dict[str, Any] = {}
 
-    def serve(config: EngineConfig, settings: ServerSettings, log_level: str) -> int:
+    def serve(config: EngineConfig, settings: ServerSettings, log_level: str, launched: object) -> int:
         seen.update(config=config, settings=settings, log_level=log_level)
         return 0
 

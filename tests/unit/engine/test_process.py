@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import EngineConfig
+from fourfold.engine.child import EngineProcess
+from fourfold.engine.launch import discard, launch
 from fourfold.engine.remote import RemoteEngine, add_counters
 from fourfold.errors import EngineDeadError, InvalidRequestError, LoadError, OverloadedError
 from fourfold.types import EngineEvent, EngineRequest, EngineStats
@@ -335,12 +337,37 @@ def test_the_engine_does_not_survive_its_parent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_started_by_hand_it_says_how_it_is_meant() -> None:
+@pytest.mark.parametrize("arguments", [[], [FACTORY]])
+def test_started_by_hand_it_says_how_it_is_meant(arguments: list[str]) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "fourfold.engine.process"], input=b"", capture_output=True, timeout=20
+        [sys.executable, "-m", "fourfold.engine.process", *arguments],
+        input=b"what is typed",
+        capture_output=True,
+        timeout=20,
     )
     assert result.returncode != 0
     assert b"start message" in result.stderr
+
+
+def test_launched_for_nothing_it_ends_without_a_word() -> None:
+    process = launch(FACTORY)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20) == 0
+
+
+def test_a_launched_process_becomes_the_engine() -> None:
+    async def main() -> None:
+        launched = launch(FACTORY)
+        child = EngineProcess(EngineConfig(), factory=FACTORY, launched=launched)
+        client = RemoteEngine(EngineConfig(), factory=FACTORY, child=child)
+        await client.ready()
+        assert client.pid == launched.pid
+        await client.close()
+        discard(launched)  # as the command line does at its end
+        assert launched.returncode is not None
+
+    asyncio.run(main())
 
 
 def test_an_idle_engine_uses_no_cpu() -> None:

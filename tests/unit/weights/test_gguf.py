@@ -30,7 +30,7 @@ SMALL = [
 def plain(value: object) -> object:
     if isinstance(value, StringArray):
         return value.tolist()
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @pytest.mark.skipif(not SMALL, reason="needs ../shared/data/vocab")
@@ -132,8 +132,7 @@ def test_every_value_type(tmp_path: Path) -> None:
         assert plain(metadata[f"a{kind}"]) == [value] * 3
         assert plain(metadata[f"e{kind}"]) == []
     assert [each.tolist() for each in metadata["nested"]] == [[1, 2], [3]]
-    assert metadata["a4"].flags.aligned
-    assert not metadata["a4"].flags.writeable
+    assert memoryview(metadata["a4"]).format == "I"
 
 
 def test_string_arrays_are_sequences(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_round_trip_through_our_own_reader(tmp_path: Path) -> None:
         if key == "tokens":
             assert got.tolist() == value
         elif isinstance(value, (list, np.ndarray)):
-            assert got.tolist() == list(value)
+            assert list(got) == list(value)
         else:
             assert got == (pytest.approx(value, rel=1e-7) if key == "a.eps" else value)
     assert [each.tolist() for each in metadata["nested"]] == [[1, 2], [3]]

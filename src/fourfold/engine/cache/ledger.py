@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 
 class BlockState(IntEnum):
@@ -22,8 +23,7 @@ class LedgerError(RuntimeError):
     """A move that the ledger's states do not allow: a bug of the caller, never of a user."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerCounts:
+class LedgerCounts(msgspec.Struct, frozen=True):
     """Blocks per state; `free + cached + live + in_transfer == total`."""
 
     free: int

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from fourfold.errors import InvalidRequestError
 from fourfold.grammar.schema.exact import rewrite
@@ -34,12 +35,11 @@ _ANNOTATIONS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Relaxed:
+class Relaxed(msgspec.Struct):
     """schema: for the grammar compiler.  notes: "#/path: keyword" of all that it leaves out."""
 
     schema: Any
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 def relax(schema: Any, compile: Compile) -> Relaxed:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
+
+import msgspec
 
 from fourfold.grammar.schema.patterns import SlowPatternError, found_in
 from fourfold.grammar.schema.refs import References
@@ -23,8 +23,7 @@ MAX_SECONDS = 0.1
 MAX_DEPTH = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(msgspec.Struct, frozen=True):
     """path: of the value that a keyword refused, in the instance."""
 
     path: Path
@@ -265,6 +264,8 @@ class _Run:
         return None
 
     def _multiple_of(self, given: Any, value: Any, path: Path, _: dict[str, Any]) -> Violation | None:
+        from fractions import Fraction  # brings decimal with it, and few schemas ask
+
         if _has_type("number", value) and Fraction(str(value)) % Fraction(str(given)):
             return Violation(path, f"is no multiple of {given}")
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fourfold.program.graph import consumers, is_whole
 from fourfold.program.ops import Gate, Linear, Op, Program, View

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fourfold.program.graph import is_whole, rewire
 from fourfold.program.ops import Op, Program, Scale, View

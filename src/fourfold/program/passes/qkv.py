@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fourfold.program.graph import rewire
 from fourfold.program.ops import Attention, Linear, Norm, Op, Program, Rope, Value, View
@@ -69,5 +69,5 @@ def _takes_views(program: Program, values: list[int]) -> bool:
     return all(
         not (isinstance(item, Value) and item.id in values)
         for op in program.ops
-        for item in (getattr(op, name) for name in op.__dataclass_fields__ if name != "out")
+        for item in (getattr(op, name) for name in op.__struct_fields__ if name != "out")
     )

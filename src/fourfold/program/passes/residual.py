@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from fourfold.program.graph import consumers
 from fourfold.program.ops import Add, Linear, Norm, Op, Program, Value
