@@ -281,6 +281,11 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     live_blocks: int = 0
     in_transfer_blocks: int = 0
     total_blocks: int = 0
+    tree_blocks: int = 0
+    """In the prefix tree, cached or live."""
+    evicted_blocks: int = 0
+    copied_tokens: int = 0
+    """Not recomputed thanks to copies of partly shared blocks."""
     pinned_blocks: int = 0
     """Of the live ones, those of pinned prefixes."""
     tiers: TierStats = TierStats()

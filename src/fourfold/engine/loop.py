@@ -14,8 +14,9 @@ import msgspec
 
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend, Batch, StepResult
-from fourfold.engine.cache import KVEventSink
+from fourfold.engine.cache import KVEventSink, RadixCache
 from fourfold.engine.compiling import CompileQueue
+from fourfold.engine.hottest import view_tree
 from fourfold.engine.kv import CacheOperation, CacheOutcome, KVCache
 from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.pacing import Pace
@@ -237,6 +238,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
+        radix = self.cache if isinstance(self.cache, RadixCache) else None
         with self._changing:
             blocks = self.cache.ledger.counts()
             pinned = 0 if self.kv.pins is None else self.kv.pins.blocks
@@ -265,6 +267,9 @@ class Engine:
             rejected_answers=counters.rejected_answers,
             draft_tokens=counters.draft_tokens,
             accepted_draft_tokens=counters.accepted_draft_tokens,
+            tree_blocks=radix.num_nodes if radix else 0,
+            evicted_blocks=radix.evicted_blocks if radix else 0,
+            copied_tokens=radix.copied_tokens if radix else 0,
             prefill_tokens=self.recorder.prefill_tokens,
             cached_tokens_by_tier=self.recorder.cached_tokens.copy(),
             preemptions_by_reason=self.recorder.preemptions.copy(),
@@ -277,8 +282,9 @@ class Engine:
     def view(self, salts: Sequence[str] | None) -> EngineView:
         """What a live view shows; in the engine's thread. salts: whose prefixes to name; None: everyone's."""
         requests = self.recorder.live()
+        tree = view_tree(self.cache, salts) if isinstance(self.cache, RadixCache) else None
         return EngineView(
-            stats=self.stats(), requests=requests[:MAX_VIEW_REQUESTS], open_requests=len(requests), tree=None
+            stats=self.stats(), requests=requests[:MAX_VIEW_REQUESTS], open_requests=len(requests), tree=tree
         )
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ LATE_SECONDS = 2.0
 
 _STATES = frozenset({
     "running", "waiting", "free_blocks", "cached_blocks", "live_blocks", "in_transfer_blocks", "total_blocks",
-    "last_progress", "rss_bytes", "pinned_blocks", "tiers",
+    "last_progress", "rss_bytes", "tree_blocks", "pinned_blocks", "tiers",
 })  # fmt: skip
 """What EngineStats has that is no counter."""
 

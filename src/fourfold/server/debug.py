@@ -125,6 +125,9 @@ def _kv(front: Front, view: EngineView) -> dict[str, Any]:
         "total": stats.total_blocks,
         "balanced": sum(states.values()) == stats.total_blocks,
         "block_size": front.model.block_size,
+        "pinned": stats.pinned_blocks,
+        "evicted": stats.evicted_blocks,
+        "tiers": {name: getattr(stats.tiers, name) for name in stats.tiers.__struct_fields__},
         "tree": None
         if tree is None
         else {

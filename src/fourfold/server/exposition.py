@@ -13,6 +13,25 @@ from prometheus_client.metrics_core import Metric
 from fourfold.server.metrics import Histogram, Metrics
 from fourfold.types import EngineStats, ModelInfo
 
+_TIER_GAUGES = {
+    "host_blocks": "KV blocks in host memory.",
+    "host_capacity": "KV blocks that host memory may hold.",
+    "queued_writes": "KV blocks waiting to be written to disk.",
+    "queued_prefetches": "KV blocks waiting to be read from disk.",
+    "disk_blocks": "KV blocks on disk.",
+    "disk_bytes": "Their bytes.",
+}
+_TIER_COUNTERS = {
+    "saved_blocks": "KV blocks copied from the pool to host memory.",
+    "skipped_blocks": "KV blocks not saved, because a queue or the host memory was full.",
+    "restored_blocks": "KV blocks copied from host memory to the pool.",
+    "disk_read_blocks": "KV blocks read from disk.",
+    "disk_written_blocks": "KV blocks written to disk.",
+    "disk_evicted_blocks": "KV blocks removed from disk for others.",
+    "disk_bad_files": "Torn, altered or foreign files that were ignored.",
+    "disk_write_errors": "KV blocks that could not be written to disk.",
+}
+
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 
 
@@ -66,11 +85,22 @@ class _Snapshot:
         yield gauge(
             "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.live_blocks / total
         )
-        for state in ("free", "cached", "live", "in_transfer", "total"):
+        for state in ("free", "cached", "live", "in_transfer", "total", "pinned"):
             yield gauge(
                 f"fourfold:kv_blocks_{state}", f"KV blocks: {state}.", getattr(stats, f"{state}_blocks")
             )
         yield counter("vllm:num_preemptions", "Sequences preempted for want of KV blocks.", stats.preemptions)
+        yield gauge("fourfold:prefix_tree_blocks", "Blocks in the prefix tree.", stats.tree_blocks)
+        yield counter("fourfold:evicted_blocks", "Blocks evicted from the prefix tree.", stats.evicted_blocks)
+        yield counter(
+            "fourfold:copied_tokens",
+            "Tokens not recomputed thanks to copies of partly shared blocks.",
+            stats.copied_tokens,
+        )
+        for name, text in _TIER_GAUGES.items():
+            yield gauge(f"fourfold:kv_tier_{name}", text, getattr(stats.tiers, name))
+        for name, text in _TIER_COUNTERS.items():
+            yield counter(f"fourfold:kv_tier_{name}", text, getattr(stats.tiers, name))
         yield self._by(
             "fourfold:preemptions", "Sequences preempted, by reason.", "reason", stats.preemptions_by_reason
         )

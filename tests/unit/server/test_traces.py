@@ -17,7 +17,7 @@ from fourfold.server.app import create_app
 from fourfold.server.settings import ServerSettings
 from fourfold.server.traces import Record, Records
 from fourfold.timeline import HotPrefix, TreeView
-from fourfold.types import EngineStats
+from fourfold.types import EngineStats, TierStats
 
 from .fakes import FakeClient
 from .sse import stream
@@ -248,7 +248,8 @@ async def test_status(http: httpx.AsyncClient, engine: FakeClient) -> None:
 async def test_metrics(http: httpx.AsyncClient, engine: FakeClient) -> None:
     engine.numbers = EngineStats(
         preemptions_by_reason={"kv_blocks": 2, "priority": 1}, cached_tokens_by_tier={"ram": 30},
-        prefill_tokens=70, in_transfer_blocks=2, total_blocks=64,
+        prefill_tokens=70, in_transfer_blocks=2, total_blocks=64, tree_blocks=9, evicted_blocks=5,
+        pinned_blocks=3, copied_tokens=17, tiers=TierStats(host_blocks=6, disk_bad_files=1),
     )  # fmt: skip
     engine.queue_seconds = 0.003
     await complete(http, n=2)
@@ -262,6 +263,12 @@ async def test_metrics(http: httpx.AsyncClient, engine: FakeClient) -> None:
         "fourfold:cached_tokens_total,tier=ram": 30,
         "fourfold:prefill_tokens_total": 70,
         "fourfold:kv_blocks_in_transfer": 2,
+        "fourfold:kv_blocks_pinned": 3,
+        "fourfold:prefix_tree_blocks": 9,
+        "fourfold:evicted_blocks_total": 5,
+        "fourfold:copied_tokens_total": 17,
+        "fourfold:kv_tier_host_blocks": 6,
+        "fourfold:kv_tier_disk_bad_files_total": 1,
         "fourfold:refused_sequences_total,reason=queue_full": 1,
         "fourfold:refused_sequences_total,reason=engine_dead": 1,
         "fourfold:refused_sequences_total,reason=invalid_request_error": 1,
