@@ -64,7 +64,7 @@ bench: .venv/stamp-run
 soak: .venv/stamp-test
 	$(BIN)/fourfold pull $(MODEL)
 	$(BIN)/python -m tests.e2e.soak --model $(MODEL) $(ARGS)
-	$(BIN)/python -m tests.e2e.soak --model $(MODEL) --kill $(ARGS)
+	$(BIN)/python -m tests.e2e.soak --model $(MODEL) --requests 10000 --kill --kills 20 $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,9 +1,10 @@
-"""A thousand requests, many of which are left by their clients: nothing may stay behind.
+"""Thousands of requests, many of which are left by their clients: nothing may stay behind.
 
-    python -m tests.e2e.soak [--requests 1000] [--model MODEL] [--kill]
+    python -m tests.e2e.soak [--requests 1000] [--model MODEL] [--kill [--kills N]]
 
 Afterwards no KV block is live, the memory of both processes is what it was after the first fifth, and the
-front has answered all the time. --kill: the engine's process is killed with SIGKILL twice in between.
+front has answered all the time. Some allow little time. --kill: the engine's process is
+killed with SIGKILL in between, twice or as often as said.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def _body(rng: random.Random) -> tuple[str, dict[str, Any]]:
         "n": rng.choice((1, 1, 1, 2)),
         "stream": rng.random() < 0.6,
     }
+    if rng.random() < 0.1:
+        body[rng.choice(("timeout", "ttft_timeout"))] = rng.choice((0.001, 0.05, 0.5, 30))
     if rng.random() < 0.5:
         return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": words}]}
     if rng.random() < 0.3:
@@ -95,30 +98,38 @@ def _body(rng: random.Random) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": words}
 
 
+def _kind(status: int, body: dict[str, Any]) -> str:
+    """What an answer's status says. Only who allows little time may be told that it was not enough."""
+    timed = "timeout" in body or "ttft_timeout" in body
+    return "finished" if status == 200 else "late" if timed and status in (503, 504) else "error"
+
+
 async def _one(client: httpx.AsyncClient, rng: random.Random) -> str:
-    """One request: finished, left (by us), error (an answer that says so) or lost (no end at all)."""
+    """One request: finished, left (by us), late (refused or ended for its timeout), error (an answer that
+    says so) or lost (no end at all)."""
     path, body = _body(rng)
     leaves = rng.random() < 0.4
     try:
         if not body["stream"]:
             timeout = httpx.Timeout(rng.uniform(0.001, 0.5)) if leaves else httpx.USE_CLIENT_DEFAULT
             answer = await client.post(path, json=body, timeout=timeout)
-            return "finished" if answer.status_code == 200 else "error"
+            return _kind(answer.status_code, body)
         until = rng.randrange(0, 12) if leaves else None
         async with client.stream("POST", path, json=body) as stream:
             if stream.status_code != 200:
-                return "error"
-            number, failed, last = 0, False, ""
+                return _kind(stream.status_code, body)
+            number, failed, late, last = 0, False, False, ""
             async for line in stream.aiter_lines():
                 if until is not None and number >= until:
                     return "left"
                 if line:
                     number += 1
                     failed |= line.startswith('data: {"error"')
+                    late |= failed and '"code":"timeout"' in line
                     last = line
         if last != "data: [DONE]":
             return "lost"
-        return "error" if failed else "finished"
+        return "late" if late else "error" if failed else "finished"
     except httpx.TimeoutException:
         return "left" if leaves else "lost"
     except httpx.HTTPError:
@@ -138,17 +149,16 @@ async def _watch_health(server: Server, report: Report) -> None:
             await asyncio.sleep(0.05)
 
 
-async def soak(server: Server, requests: int, kill: bool = False, seed: int = 0) -> Report:
+async def soak(server: Server, requests: int, kills: int = 0, seed: int = 0) -> Report:
     """Raises httpx.HTTPError when the front does not answer /health."""
     report = Report()
     started = time.monotonic()
-    kills = [requests // 3, 2 * requests // 3] if kill else []
+    deaths = {requests * (number + 1) // (kills + 1) for number in range(kills)}
     numbers = iter(range(requests))
 
     async def work(client: httpx.AsyncClient) -> None:
         for number in numbers:
-            if number in kills:
-                os.kill(server.engine_pid, signal.SIGKILL)
+            if number in deaths and await _kill(server):
                 report.kills += 1
             report.outcomes[await _one(client, random.Random(seed * requests + number))] += 1
             if sum(report.outcomes.values()) % max(1, requests // 10) == 0:
@@ -170,6 +180,18 @@ async def soak(server: Server, requests: int, kill: bool = False, seed: int = 0)
     return report
 
 
+async def _kill(server: Server) -> bool:
+    """Whether there was an engine to kill: it may be between two lives."""
+    for _ in range(100):
+        try:
+            os.kill(server.engine_pid, signal.SIGKILL)
+        except (OSError, ValueError):
+            await asyncio.sleep(0.1)
+        else:
+            return True
+    return False
+
+
 def _engine_rss(server: Server) -> int:
     """0 while it is being restarted."""
     try:
@@ -185,11 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--model", default="smollm2", help="alias or path; it must be on this machine")
     parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--kills", type=int, default=2)
     given = parser.parse_args(arguments)
     path = Path(given.model)
     model: Path | str = path.resolve() if path.exists() else given.model
     with running(model, "--kv-cache-memory", POOL, "--max-model-len", "512") as server:
-        report = asyncio.run(soak(server, given.requests, given.kill))
+        report = asyncio.run(soak(server, given.requests, given.kills if given.kill else 0))
     print(report)
     for problem in report.problems():
         print(f"problem: {problem}", file=sys.stderr)

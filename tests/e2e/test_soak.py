@@ -21,7 +21,7 @@ def test_short(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_kills(tiny_model: Path, tmp_path: Path) -> None:
     with running(tiny_model, *TINY_POOL, env=[("FOURFOLD_CACHE_DIR", str(tmp_path))]) as server:
-        report = asyncio.run(soak(server, 150, kill=True))
+        report = asyncio.run(soak(server, 150, kills=2))
     assert report.problems() == [], str(report)
     assert report.kills == 2
     assert report.outcomes["finished"] > 40
@@ -32,6 +32,6 @@ def test_kills(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kill", [False, True])
 def test_long(real_model: Path, kill: bool) -> None:
     with running(real_model, "--kv-cache-memory", POOL, "--max-model-len", "512") as server:
-        report = asyncio.run(soak(server, 1000, kill=kill))
+        report = asyncio.run(soak(server, 1000, kills=2 if kill else 0))
     print(report)
     assert report.problems() == [], str(report)
