@@ -21,8 +21,12 @@ from fourfold.weights.metadata import StringArray
 from fourfold.weights.open import open_checkpoint
 from fourfold.weights.source import RawTensor
 
-MIXES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M")
-"""As llama-quantize names them; the head is Q6_K in all but the floats and Q8_0."""
+FILE_TYPES = {
+    "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K_M": 15, "BF16": 32,
+}  # fmt: skip
+"""Mix, as llama-quantize names them → general.file_type, which some readers of GGUF files need."""
+MIXES = tuple(FILE_TYPES)
+"""The head is Q6_K in all but the floats and Q8_0."""
 STANDARD_DEVIATION = 0.02
 DISTINCT_ELEMENTS = 1 << 22
 """Weights drawn and encoded per format; larger tensors repeat their blocks in random order."""
@@ -67,9 +71,11 @@ class Shape:
         per_layer = [f"blk.{i}.{name}_norm.weight" for i in range(self.layers) for name in ("attn", "ffn")]
         return [*per_layer, "output_norm.weight"]
 
-    def metadata(self, vocab: int) -> dict[str, Any]:
+    def metadata(self, vocab: int, mix: str) -> dict[str, Any]:
         return {
             "general.architecture": "llama",
+            "general.file_type": FILE_TYPES[mix],
+            "general.quantization_version": 2,
             "general.name": f"random llama {self.hidden}x{self.layers}",
             "llama.block_count": self.layers,
             "llama.context_length": self.context,
@@ -129,7 +135,7 @@ def write_random_model(
     ones = np.ones(shape.hidden, np.float32).view(np.uint8)
     tensors += [RawTensor(name, (shape.hidden,), "F32", ones) for name in shape.norms()]
     progress("writing", 0, None, "files")
-    write_gguf(path, shape.metadata(vocab) | words, tensors)
+    write_gguf(path, shape.metadata(vocab, mix) | words, tensors)
 
 
 def _nbytes(kind: str, shape: tuple[int, int]) -> int:
