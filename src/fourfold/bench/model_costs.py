@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from fourfold.build.pack import pack_matrix
 from fourfold.config import EngineConfig, KVDtype
@@ -86,5 +87,5 @@ def _packed_bytes(source: WeightSource, definition: Definition, name: str, *, ex
         return 4.0
     binding = definition.bindings[name]
     rows = min(shape[0], SAMPLE_ROWS)
-    some = dataclasses.replace(binding, rows=rows, interleaved_heads=None)
+    some = replace(binding, rows=rows, interleaved_heads=None)
     return pack_matrix(source, some, exact=exact).data.nbytes / math.prod((-(-rows // 16) * 16, shape[1]))
