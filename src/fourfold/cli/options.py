@@ -10,7 +10,7 @@ import click
 
 from fourfold.cli.speculation import speculation_config, speculation_options
 from fourfold.cli.values import byte_size, spelled
-from fourfold.config import EngineConfig, EvictionPolicy, Isa
+from fourfold.config import EngineConfig, EvictionPolicy, Isa, OffloadCompression
 from fourfold.types import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,6 +67,21 @@ def engine_options(command: F) -> F:
                 meanings={name: name for name in get_args(EvictionPolicy)}, help=(
             "Which unused prefix is evicted first: the longest unused, the least often used, the oldest. "
             f"[default: {DEFAULTS.radix_eviction_policy}]")),
+        click.option("--kv-host-cache-gib", "kv_host_cache_gib", type=click.FloatRange(0, 65536),
+                     metavar="GIB", help=(
+            "Host memory for KV blocks that the KV cache has no room for. [default: none]")),
+        click.option("--kv-disk-cache-dir", "kv_disk_cache_dir", metavar="FOLDER", help=(
+            "Folder for KV blocks that shall outlive the process: known prompts start fast after a restart. "
+            "It holds what prompts were computed to; keep it private. [default: none]")),
+        click.option("--kv-disk-cache-gib", "kv_disk_cache_gib", type=click.FloatRange(0, 1 << 20),
+                     metavar="GIB", help=(
+            f"Most that folder may take. [default: {DEFAULTS.kv_disk_cache_gib:g}]")),
+        spelled("--kv-offload-compression", "kv_offload_compression",
+                meanings={name: name for name in get_args(OffloadCompression)}, help=(
+            "int8 halves what host memory and disk take; blocks that come back differ a little, so answers "
+            f"may too. [default: {DEFAULTS.kv_offload_compression}]")),
+        click.option("--kv-events-endpoint", "kv_events_endpoint", metavar="ENDPOINT", help=(
+            "ZeroMQ endpoint to publish KV events on, like tcp://127.0.0.1:5557. [default: none]")),
         click.option("--seed", "-s", "seed", type=click.IntRange(0, 2**64 - 1), help=(
             "Base of the seeds of requests without one. [default: from the operating system]")),
         spelled("--isa", "isa", meanings=ISAS, help="Instruction set of the kernels. [default: the best]"),
