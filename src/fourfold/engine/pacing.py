@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fourfold.engine.step_cost import StepCosts
 
-LEAST_CHUNK = 4
+LEAST_CHUNK = 8
 """Tokens of a prompt that a step always has room for, so that prompts advance whatever the costs."""
 
 FIRST_CHUNK = 32
