@@ -80,12 +80,38 @@ class VectorMethod {
     q_ = carver.take(kMaxTileRows * size_t(view.head_dim));
     s_ = carver.take(kTileRows * kBlockTokens), p_ = carver.take(kTileRows * kBlockTokens);
     memset(p_, 0, sizeof(float) * kTileRows * kBlockTokens);  // padding rows weigh nothing
+    k_ = carver.take<uint16_t>(kSplitBlocks * kBlockTokens * size_t(view.head_dim));
+    v_ = carver.take<uint16_t>(kSplitBlocks * kBlockTokens * size_t(view.head_dim));
     pack_queries(a, item);
   }
 
-  void begin_split(int) {}
+  // Many rows read the same codes: they are decoded once, to the same numbers.
+  void begin_split(int split) {
+    if constexpr (kv_is_coded(type)) {
+      if (!expanded()) return;
+      int block, end;
+      view_.visible_blocks(0, view_.rows - 1, kSplitBlocks, split, block, end);
+      for (; block < end; block++) {
+        const uint8_t* k = k0_ + size_t(view_.blocks[block]) * kv_.block_bytes;
+        decode_codes<type>(k, numbers(), k_ + block % kSplitBlocks * numbers());
+        decode_codes<type>(k + kv_.v_offset, numbers(), v_ + block % kSplitBlocks * numbers());
+      }
+    }
+  }
 
   void attend(int split, int base, int n, const SplitSums& sums) {
+    if constexpr (kv_is_coded(type)) {
+      if (expanded()) return attend_with<Bf16Reader>(split, base, n, sums);
+    }
+    attend_with<Reader<type>>(split, base, n, sums);
+  }
+
+ private:
+  bool expanded() const { return view_.rows > 2 * kTileRows; }
+  int numbers() const { return view_.head_dim * kBlockTokens; }  // of half a block
+
+  template <class Read>
+  void attend_with(int split, int base, int n, const SplitSums& sums) {
     const int hd = view_.head_dim, last = base + n - 1;
     const float* q = q_ + size_t(base) * size_t(hd);
     TileSums t;
@@ -101,13 +127,18 @@ class VectorMethod {
       const uint8_t* k = k0_ + size_t(view_.blocks[block]) * kv_.block_bytes;
       const uint8_t* next = block + 1 < end ? k0_ + size_t(view_.blocks[block + 1]) * kv_.block_bytes : k;
       const uint8_t *v = k + kv_.v_offset, *next_v = next + kv_.v_offset;
-      const float* v_scale = nullptr;
+      const float *k_scale = nullptr, *v_scale = nullptr;
       if constexpr (kv_is_coded(type)) {
-        v_scale = reinterpret_cast<const float*>(v + hd * kBlockTokens);
-        prefetch_l2(next_v + hd * kBlockTokens), prefetch_l2(next_v + hd * kBlockTokens + 64);
+        k_scale = reinterpret_cast<const float*>(k + numbers());
+        v_scale = reinterpret_cast<const float*>(v + numbers());
+        prefetch_l2(next_v + numbers()), prefetch_l2(next_v + numbers() + 64);
+        if constexpr (Read::kBytes == Bf16Reader::kBytes) {
+          next = k = reinterpret_cast<const uint8_t*>(k_ + block % kSplitBlocks * numbers());
+          next_v = v = reinterpret_cast<const uint8_t*>(v_ + block % kSplitBlocks * numbers());
+        }
       }
       const int token0 = block * kBlockTokens;
-      scores<mode, type>(n, q, k, next, hd, s_);
+      scores<mode, Read>(n, q, k, k_scale, next, hd, s_);
       if (token0 + kBlockTokens - 1 > view_.position(base) || token0 < view_.first_visible(last)) {
         for (int r = 0; r < n; r++)
           softmax_row<mode, type, true>(view_.factors, s_, v_scale, p_, r,
@@ -118,7 +149,7 @@ class VectorMethod {
           softmax_row<mode, type, false>(view_.factors, s_, v_scale, p_, r, 0, 0, hd, t);
       }
       const int tokens = view_.position(last) + 1 - token0;
-      weighted_sums<mode, type>(n, p_, v, next_v, hd, tokens < kBlockTokens ? tokens : kBlockTokens, t.o);
+      weighted_sums<mode, Read>(n, p_, v, next_v, hd, tokens < kBlockTokens ? tokens : kBlockTokens, t.o);
     }
     for (int r = 0; r < n; r++) {
       sums.log_max[r] = log_max(t.max[r], view_.factors);
@@ -126,7 +157,6 @@ class VectorMethod {
     }
   }
 
- private:
   // q rows -> tiles of kTileRows rows, [head_dim][kTileRows] or [head_dim / 2][kTileRows] pairs; missing rows
   // are zero.
   void pack_queries(const AttentionArgs& a, const AttentionItem& item) {
@@ -156,6 +186,7 @@ class VectorMethod {
   const KvLayer& kv_;
   const uint8_t* k0_;
   float *q_, *s_, *p_;
+  uint16_t *k_, *v_;  // of one split, if its codes are expanded
 };
 
 template <KvType type>

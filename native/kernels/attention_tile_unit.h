@@ -130,14 +130,7 @@ class TileMethod {
 
   static void decode(const uint8_t* from, int n, uint16_t* to) {
     if constexpr (kCoded) {
-      const Reader<type> reader;
-      int i = 0;
-      for (; i + 64 <= n; i += 64) {
-        Pairs a, b;
-        reader.two(from + i, a, b);
-        store_pairs(to + i, a), store_pairs(to + i + 32, b);
-      }
-      for (; i < n; i += 32) store_pairs(to + i, reader.one(from + i));
+      decode_codes<type>(from, n, to);
     } else {
       memcpy(to, from, size_t(n) * 2);
     }

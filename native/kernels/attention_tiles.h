@@ -77,12 +77,13 @@ static FF_INLINE void in_tiles(int rows, Tile tile) {
 // ---- Scores: s[row][32 tokens] = q[row] . K[:, token]
 
 // q: [head_dim / 2][kTileRows] pairs of bf16 (dot) or [head_dim][kTileRows] floats.
-template <Mode mode, KvType type, int R>
-static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
+template <Mode mode, class Read, int R>
+static void score_tile(const float* q, const uint8_t* k, const float* k_scale, const uint8_t* next,
+                       int head_dim, float* s) {
   F acc[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = zero();
-  if constexpr (type == KvType::f32) {
+  if constexpr (Read::kFloats) {
     const float* w = reinterpret_cast<const float*>(k);
     for (int d = 0; d < head_dim; d += 2, w += 2 * kBlockTokens, q += 2 * kTileRows, next += 128) {
       if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
@@ -96,8 +97,8 @@ static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, in
       }
     }
   } else {
-    const Reader<type> reader;
-    constexpr int kBytes = 2 * Reader<type>::kBytes;
+    const Read reader;
+    constexpr int kBytes = 2 * Read::kBytes;
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(q);
     for (int d = 0; d < head_dim; d += 2, k += kBytes, next += kBytes) {
       if constexpr (R <= kAheadRows) {
@@ -125,10 +126,9 @@ static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, in
         q += 2 * kTileRows;
       }
     }
-    if constexpr (kv_is_coded(type)) {
+    if (k_scale) {
       if constexpr (R <= kAheadRows) prefetch_l2(next), prefetch_l2(next + 64);
-      const float* scale = reinterpret_cast<const float*>(k);
-      const F scales[2] = {load(scale), load(scale + 16)};
+      const F scales[2] = {load(k_scale), load(k_scale + 16)};
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++)
         acc[r][0] = mul(acc[r][0], scales[0]), acc[r][1] = mul(acc[r][1], scales[1]);
@@ -141,10 +141,11 @@ static void score_tile(const float* q, const uint8_t* k, const uint8_t* next, in
   }
 }
 
-template <Mode mode, KvType type>
-static void scores(int rows, const float* q, const uint8_t* k, const uint8_t* next, int head_dim, float* s) {
+template <Mode mode, class Read>
+static void scores(int rows, const float* q, const uint8_t* k, const float* k_scale, const uint8_t* next,
+                   int head_dim, float* s) {
   in_tiles<kScoreRows>(rows, [&](auto size, int r) {
-    score_tile<mode, type, decltype(size)::rows>(q + r, k, next, head_dim, s + r * kBlockTokens);
+    score_tile<mode, Read, decltype(size)::rows>(q + r, k, k_scale, next, head_dim, s + r * kBlockTokens);
   });
 }
 
@@ -153,7 +154,7 @@ static void scores(int rows, const float* q, const uint8_t* k, const uint8_t* ne
 // p: [kTileRows][16] pairs of bf16 (dot) or [kTileRows][32] floats; V's scales are in them. Only the first
 // `tokens` of the block are read, but for the odd slot beside the last one in the pair layouts, which is
 // finite: a token of the sequence, or zeroed by the prologue.
-template <Mode mode, KvType type, int R, int C>
+template <Mode mode, class Read, int R, int C>
 static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int column,
                      int tokens, float* o) {
   F acc[R][C];
@@ -161,7 +162,7 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
     for (int c = 0; c < C; c++) acc[r][c] = load(o + r * head_dim + column + 16 * c);
-  if constexpr (type == KvType::f32) {
+  if constexpr (Read::kFloats) {
     const float* w = reinterpret_cast<const float*>(v) + column;
     for (int t = 0; t < tokens; t++, w += head_dim) {
 #pragma GCC unroll 16
@@ -172,8 +173,8 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
       }
     }
   } else {
-    const Reader<type> reader;
-    constexpr int kBytes = Reader<type>::kBytes;  // of 16 columns
+    const Read reader;
+    constexpr int kBytes = Read::kBytes;  // of 16 columns
     const size_t stride = size_t(head_dim / 16 * kBytes), begin = size_t(column / 16 * kBytes);
     v += begin, next += begin;
     for (int t = 0; t < tokens; t += 2, v += stride, next += stride) {
@@ -215,24 +216,24 @@ static void sum_tile(const float* p, const uint8_t* v, const uint8_t* next, int 
     for (int c = 0; c < C; c++) store(o + r * head_dim + column + 16 * c, acc[r][c]);
 }
 
-template <Mode mode, KvType type, int R>
+template <Mode mode, class Read, int R>
 static void sum_columns(const float* p, const uint8_t* v, const uint8_t* next, int head_dim, int tokens,
                         float* o) {
   int column = 0;
   if constexpr (kSumColumns >= 4)
     for (; column + 64 <= head_dim; column += 64)
-      sum_tile<mode, type, R, 4>(p, v, next, head_dim, column, tokens, o);
+      sum_tile<mode, Read, R, 4>(p, v, next, head_dim, column, tokens, o);
   for (; column + 32 <= head_dim; column += 32)
-    sum_tile<mode, type, R, 2>(p, v, next, head_dim, column, tokens, o);
-  for (; column < head_dim; column += 16) sum_tile<mode, type, R, 1>(p, v, next, head_dim, column, tokens, o);
+    sum_tile<mode, Read, R, 2>(p, v, next, head_dim, column, tokens, o);
+  for (; column < head_dim; column += 16) sum_tile<mode, Read, R, 1>(p, v, next, head_dim, column, tokens, o);
 }
 
-template <Mode mode, KvType type>
+template <Mode mode, class Read>
 static void weighted_sums(int rows, const float* p, const uint8_t* v, const uint8_t* next, int head_dim,
                           int tokens, float* o) {
   constexpr int kRowFloats = mode == Mode::dot ? kBlockTokens / 2 : kBlockTokens;
   in_tiles<kSumRows>(rows, [&](auto size, int r) {
-    sum_columns<mode, type, decltype(size)::rows>(p + r * kRowFloats, v, next, head_dim, tokens,
+    sum_columns<mode, Read, decltype(size)::rows>(p + r * kRowFloats, v, next, head_dim, tokens,
                                                   o + size_t(r) * size_t(head_dim));
   });
 }

@@ -63,6 +63,7 @@ template <Code code>
 class CodeReader {
  public:
   static constexpr int kBytes = 32;
+  static constexpr bool kFloats = false;
   FF_INLINE CodeReader() {
     static constexpr CodeBytes kTable = code_bytes<code>();
     for (int i = 0; i < 2; i++) {
@@ -160,6 +161,7 @@ template <Code code>
 class CodeReader {
  public:
   static constexpr int kBytes = 32;
+  static constexpr bool kFloats = false;
   FF_INLINE void two(const uint8_t* p, Pairs& a, Pairs& b) const { a = one(p), b = one(p + 32); }
 #if defined(FF_ISA_AVX2)
   FF_INLINE Pairs one(const uint8_t* p) const {
@@ -192,6 +194,7 @@ class CodeReader {
 class Bf16Reader {
  public:
   static constexpr int kBytes = 64;
+  static constexpr bool kFloats = false;
   FF_INLINE void two(const uint8_t* p, Pairs& a, Pairs& b) const {
     a = load_pairs(p), b = load_pairs(p + 64);
   }
