@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from fourfold.types import Constraint, EngineEvent, EngineRequest
 
 if TYPE_CHECKING:
     from fourfold.grammar.guide import Guide
+
+logger = logging.getLogger("fourfold.engine")
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -31,6 +34,12 @@ class Compiled(msgspec.Struct, frozen=True):
             raise EngineFaultError(
                 f"the constraint could not be compiled: {type(error).__name__}: {error}"
             ) from error
+
+
+def _complain(warmed: Future[None]) -> None:
+    error = None if warmed.cancelled() else warmed.exception()
+    if error is not None:
+        logger.warning("the tokenizer for constraints cannot be loaded: %s: %s", type(error).__name__, error)
 
 
 class CompileQueue:
@@ -61,6 +70,11 @@ class CompileQueue:
             future = self._thread.submit(self._compiler.compile, constraint, request.cache_salt)
             self._pending[request.request_id] = Compiled(request, future)
         return guide
+
+    def warm(self) -> None:
+        """Loads in the background what the first constraint would have to wait for."""
+        if self._compiler is not None:
+            self._thread.submit(self._compiler.warm).add_done_callback(_complain)
 
     def take(self) -> list[Compiled]:
         """Those that are done since the last call, in the order they came."""

@@ -52,6 +52,9 @@ logger = logging.getLogger("fourfold.engine")
 
 Factory = Callable[[EngineConfig, Callable[[str, float], None]], tuple[Backend, ModelInfo]]
 
+IDLE_MILLISECONDS = 300
+"""Without a request, after which the engine prepares for constraints."""
+
 HEARTBEAT_SECONDS = 0.25
 
 
@@ -95,8 +98,12 @@ def resolve_tokenizer(path: str) -> Callable[[ModelInfo], TokenSource]:
 def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
     """Until Stop. Sleeps while there is nothing to do; while there is, looks for commands between steps."""
     decoder = msgspec.msgpack.Decoder(Command)
+    warm = False
     while True:
         if not engine.has_work:
+            if not warm and not inbox.poll(IDLE_MILLISECONDS):
+                engine.warm()
+                warm = True
             inbox.poll()
         refused: list[Refused] = []
         while inbox.poll(0):

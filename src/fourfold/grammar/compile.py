@@ -20,6 +20,17 @@ MAX_CACHED = 128
 MAX_CACHED_BYTES = 32 << 20
 """Of their grammars' texts."""
 
+_PLAIN = r'[^"\\\x00-\x1F\x7F]'
+"""What stands for itself in a JSON string."""
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_PLAIN}{{1,{n}}}" for n in (1, 2, 3, 4, 6, 8, 10, 13, 17, 30)),
+    _PLAIN + "+",
+]
+"""Parts of the vocabulary that a mask takes or leaves as a whole. A string that may still have n characters
+takes all slices up to n at once; what is longer is looked at token by token. llguidance's own slices begin at
+10, and masks of short strings took ten times as long."""
+
 
 class TokenSource(Protocol):
     """What is needed of a tokenizer."""
@@ -114,6 +125,10 @@ class Compiler:
         self._keep((tenant, constraint.grammar), matcher)
         return self._guide(matcher, constraint)
 
+    def warm(self) -> None:
+        """Loads the tokenizer now. Raises what `compile` would."""
+        self._ready_tokenizer()
+
     def _guide(self, matcher: LLMatcher, constraint: Constraint) -> Guide:
         # Imported with the first constraint: an engine's start need not wait for it.
         from fourfold.grammar.guide import Guide
@@ -146,7 +161,7 @@ class Compiler:
                     vocabulary,  # type: ignore[arg-type]  # it is used by its attributes
                     n_vocab=self._vocab_size,
                     eos_token=list(source.eos_ids),
-                    slices=LLTokenizer.json_slices(),
+                    slices=_SLICES,
                 )
                 self._tokens = vocabulary.tokens
             return self._tokenizer

@@ -17,7 +17,7 @@ from fourfold.engine.loop import Engine
 from fourfold.engine.sequence import Sequence
 from fourfold.engine.speculate.build import LoadedDraft
 from fourfold.engine.speculate.draft import NO_DRAFT, Draft
-from fourfold.engine.speculate.governor import LEARNING, PLAIN_EVERY, PROBE_EVERY, Governor, Own
+from fourfold.engine.speculate.governor import LEARNING, PLAIN_EVERY, PROBE_EVERY, USUAL_BASE, Governor, Own
 from fourfold.engine.speculate.lookup import Lookup
 from fourfold.engine.speculate.proposer import Guess
 from fourfold.engine.speculate.speculator import Speculator
@@ -56,15 +56,15 @@ class Oracle:
 class Free(Governor):
     """Guesses cost nothing: what the clock says of steps over the fake backend means nothing."""
 
-    def price(self, sequences: int, tokens: int) -> float:
+    def price(self, sequences: int, work: float) -> float:
         return 0.0
 
 
 class Linear(Governor):
     """Steps cost two seconds, and half a second per token: a guess costs a fifth of a token."""
 
-    def took(self, sequences: int, tokens: int, seconds: float) -> None:
-        super().took(sequences, tokens, 2 + 0.5 * tokens)
+    def took(self, sequences: int, work: float, seconds: float) -> None:
+        super().took(sequences, work, 2 + 0.5 * work)
 
 
 def guided_by(engine: Engine, proposer: Any, governor: Governor | None = None) -> Engine:
@@ -258,7 +258,7 @@ def test_guesses_are_made_while_they_pay() -> None:
     """cost = 10 + tokens/10 at one sequence: a guess costs 1/101 of a token. At 64 sequences with a cost of
     tokens alone it costs a whole one."""
     governor = Governor(5)
-    assert governor.price(1, 1) == 0
+    assert governor.price(1, 1) == 1 / (1 + USUAL_BASE)
     steps(governor, 1, lambda n: 10 + n / 10, 40)
     assert governor.price(1, 1) == pytest.approx(1 / 101, rel=1e-3)
     assert governor.length("k", Own(), governor.price(1, 1)) == 5

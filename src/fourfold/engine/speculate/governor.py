@@ -2,8 +2,9 @@
 
 A guess that is right with probability p saves p of a token's price. A token's price is what a step of this
 many sequences costs, shared among them; a guess's is what one more token adds to the step. Both are fitted to
-the steps seen: cost = base + slope * tokens, per (logarithm of the) number of sequences, older steps counting
-less.
+the steps seen: cost = base + slope * work, per (logarithm of the) number of sequences, older steps counting
+less. The work of a step is the mean of its tokens and its logit rows: a guess has one of each, a token that
+is forced only the one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ KIND_MEMORY = 0.995
 OWN_MEMORY = 0.9
 """Of the guess before, for rates: of a kind of guess, and of one sequence."""
 LEARNING = 12
-"""Steps of a size that are computed as they come, before their cost is judged."""
+"""Steps of a size before their cost is judged."""
+USUAL_BASE = 8
+"""Until then: tokens whose work is what a step costs in any case (weights are read once for all)."""
+MARGIN = 1.15
+"""By how much a guess must be worth more than it costs: both are estimates."""
 PROBE_EVERY = 48
 """Steps without guesses after which some are tried again."""
 PLAIN_EVERY = 24
@@ -25,7 +30,7 @@ PLAIN_EVERY = 24
 
 @dataclass(slots=True)
 class _Line:
-    """Least squares of cost over tokens, weighted."""
+    """Least squares of cost over work, weighted."""
 
     n: float = 0.0
     x: float = 0.0
@@ -43,7 +48,7 @@ class _Line:
         self.count += 1
 
     def slope(self) -> float | None:
-        """Seconds per token; None if all steps had about as many."""
+        """Seconds per unit of work; None if all steps had about as much."""
         spread = self.xx - self.x * self.x / self.n if self.n else 0.0
         if spread < 0.25 * self.n:
             return None
@@ -75,26 +80,21 @@ class Governor:
     """Whether any guess was worth its price when that was last looked at."""
     _turn: int = 0
 
-    def price(self, sequences: int, tokens: int) -> float:
-        """What a guess costs, as a share of what a drawn token costs, in a step of `tokens` tokens of
-        `sequences` sequences: a guess that is right less often does not pay. 0 while that is not known."""
-        line = self._lines.get(sequences.bit_length())
-        if line is None or line.count < LEARNING:
-            return 0.0
-        slope = line.slope()
-        if slope is None:
-            return 0.0
-        step = line.at(tokens, slope)
-        drafting = self._drafting.get(sequences.bit_length(), 0.0)
-        return (slope * sequences + drafting) / step
+    def price(self, sequences: int, work: float) -> float:
+        """What a guess costs, as a share of what a drawn token costs, in a step of `sequences` sequences and
+        that `work` without guesses: a guess that is right less often does not pay."""
+        size = sequences.bit_length()
+        line = self._lines.get(size)
+        slope = None if line is None or line.count < LEARNING else line.slope()
+        if line is None or slope is None:
+            return sequences / (sequences + USUAL_BASE)
+        return (slope * sequences + self._drafting.get(size, 0.0)) / line.at(work, slope)
 
     def length(self, kind: str, own: Own, price: float) -> int:
         """How many tokens of one sequence are worth guessing."""
         rate = self.rate(kind, own)
-        if price <= 0:
-            return self.most
         count, chance = 0, rate
-        while count < self.most and chance > price:
+        while count < self.most and chance > MARGIN * price:
             count, chance = count + 1, chance * rate
         if count == 0:
             own.fade()
@@ -112,9 +112,9 @@ class Governor:
         self._turn += 1
         return self._turn % PLAIN_EVERY != 0 if self.pays else self._turn % PROBE_EVERY == 0
 
-    def took(self, sequences: int, tokens: int, seconds: float) -> None:
+    def took(self, sequences: int, work: float, seconds: float) -> None:
         """A step's cost, if it computed no prompt."""
-        self._lines.setdefault(sequences.bit_length(), _Line()).add(tokens, seconds)
+        self._lines.setdefault(sequences.bit_length(), _Line()).add(work, seconds)
 
     def drafted(self, sequences: int, guesses: int, seconds: float) -> None:
         """What `guesses` guesses for `sequences` sequences cost to make: per guess of each."""

@@ -44,7 +44,8 @@ class Speculator:
         if not governor.turn():
             return {}
         probing = not governor.pays
-        price = governor.price(len(sequences), sum(len(seq.tokens) - seq.computed for seq in sequences))
+        known = sum(len(seq.tokens) - seq.computed for seq in sequences)
+        price = governor.price(len(sequences), (known + len(sequences)) / 2)
         drafts: dict[Sequence, Draft] = {}
         seen = worth = False
         for proposer in self._proposers:
