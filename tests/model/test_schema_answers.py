@@ -28,6 +28,7 @@ AMPLE = 500
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not COLLECTION.is_dir(), reason="the collection of schemas is not on this machine"),
 ]
 

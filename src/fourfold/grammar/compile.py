@@ -122,12 +122,26 @@ class Compiler:
                 constraint.param,
                 "invalid_constraint",
             )
+        self._check_start(matcher, constraint)
         self._keep((tenant, constraint.grammar), matcher)
         return self._guide(matcher, constraint)
 
     def warm(self) -> None:
         """Loads the tokenizer now. Raises what `compile` would."""
         self._ready_tokenizer()
+
+    def _check_start(self, matcher: LLMatcher, constraint: Constraint) -> None:
+        """A grammar can be well-formed and have no text at all ({"$ref": "#"}), or need too much for its
+        first mask."""
+        first = matcher.deep_copy()
+        mask = first.compute_bitmask()
+        if first.is_error() or not any(mask):
+            reason = first.get_error().partition("\n")[0][:300] or "no token can begin it"
+            raise InvalidRequestError(
+                f"{constraint.param}: no answer can satisfy the constraint: {reason}",
+                constraint.param,
+                "invalid_constraint",
+            )
 
     def _guide(self, matcher: LLMatcher, constraint: Constraint) -> Guide:
         # Imported with the first constraint: an engine's start need not wait for it.

@@ -167,6 +167,14 @@ def test_a_grammar_that_does_not_compile_is_refused() -> None:
     assert events["good"][-1].finish_reason == "length"
 
 
+def test_a_constraint_without_any_answer_is_refused() -> None:
+    for schema in ({"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}):
+        events = run(engine(), asked("r", [1], schema), request("good", [1]))
+        assert events["r"][-1].refused_param == "response_format"
+        assert "no answer can satisfy" in (events["r"][-1].error or "")
+        assert events["good"][-1].finish_reason == "length"
+
+
 def test_without_a_tokenizer_it_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="without a tokenizer"):
         make_engine().add(asked("r", [1]))
