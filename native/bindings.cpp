@@ -147,14 +147,16 @@ struct Engine {
   std::unique_ptr<Runtime> runtime;
   std::vector<int32_t> row_start;
 
-  Engine(Builder& b, int vocab, int hidden, bool exact, int kv_type, int threads, int max_tokens,
+  Engine(Builder& b, int vocab, int hidden, int integers, int kv_type, int threads, int max_tokens,
          int max_seqs, int max_context, int num_blocks, const std::string& isa) {
     require(vocab > 0 && hidden > 0, "vocab and hidden must be positive");
+    require(integers >= 0 && integers <= 2, "integers must be 0 (int8), 1 (bf16) or 2 (fp32)");
     require(threads >= 1 && threads <= 1024, "threads must be between 1 and 1024");
     require(max_tokens >= 1 && max_seqs >= 1 && max_context >= 1 && num_blocks >= 1,
             "limits must be positive");
     ProgramSpec spec = b.spec;
-    spec.vocab = vocab, spec.hidden = hidden, spec.exact = exact, spec.kv_type = parse_kv_type(kv_type);
+    spec.vocab = vocab, spec.hidden = hidden, spec.integers = Compute(integers),
+    spec.kv_type = parse_kv_type(kv_type);
     keep = b.keep;
     const Isa chosen = parse_isa(isa);
     nb::gil_scoped_release release;
@@ -377,9 +379,9 @@ NB_MODULE(_native, m) {
            "k_norm"_a = no_norm, "act"_a = 0, "scale"_a = 1.0f, "softcap"_a = 0.0f, "heads"_a = 1,
            "kv_heads"_a = 1, "head_dim"_a = 0, "window"_a = 0, "layer"_a = 0, "sinks"_a = -1, "rope"_a = -1);
   nb::class_<Engine>(m, "Runtime")
-      .def(nb::init<Builder&, int, int, bool, int, int, int, int, int, int, const std::string&>(),
-           "program"_a, "vocab"_a, "hidden"_a, "exact"_a, "kv_type"_a, "threads"_a, "max_tokens"_a,
-           "max_seqs"_a, "max_context"_a, "num_blocks"_a, "isa"_a)
+      .def(nb::init<Builder&, int, int, int, int, int, int, int, int, int, const std::string&>(), "program"_a,
+           "vocab"_a, "hidden"_a, "integers"_a, "kv_type"_a, "threads"_a, "max_tokens"_a, "max_seqs"_a,
+           "max_context"_a, "num_blocks"_a, "isa"_a)
       .def("step", &Engine::step, "tokens"_a.noconvert(), "seq_tokens"_a.noconvert(),
            "seq_context"_a.noconvert(), "block_start"_a.noconvert(), "blocks"_a.noconvert(),
            "samples"_a.noconvert(), "history"_a.noconvert(), "bias_ids"_a.noconvert(),

@@ -48,8 +48,8 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
   require(int(out.shape(0)) == m && int(out.shape(1)) == n, "out is [m, n]");
   require(elem >= 0 && elem <= 5 && compute >= 0 && compute <= 2, "elem or compute");
   require(compute != int(Compute::int8) || w.elem == Elem::ints, "int8 needs integer weights");
-  require(compute != int(Compute::bf16) || w.elem == Elem::bf16 || is_fp8(w.elem),
-          "bf16 needs bf16 or fp8 weights");
+  require(compute != int(Compute::bf16) || (w.elem != Elem::f32 && w.elem != Elem::f16),
+          "bf16 needs integer, bf16 or fp8 weights");
   require(tiles >= 1 && tiles <= kBlockTiles && rows >= 1 && rows <= kRowChunk, "block size");
   if (norm_weight) require(int(norm_weight->shape(0)) == k, "norm weight is [k]");
   if (bias) require(int(bias->shape(0)) == n, "bias is [n]");

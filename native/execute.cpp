@@ -18,8 +18,8 @@ int Runtime::rows_of(int32_t slot, const Walk& w) const {
 }
 
 Compute Runtime::compute_of(const Matrix& m) const {
-  if (spec_.exact) return Compute::f32;
-  if (m.elem == Elem::ints) return Compute::int8;
+  if (spec_.integers == Compute::f32) return Compute::f32;
+  if (m.elem == Elem::ints) return spec_.integers;
   return m.elem == Elem::bf16 || is_fp8(m.elem) ? Compute::bf16 : Compute::f32;
 }
 
@@ -35,18 +35,35 @@ void Runtime::share_rows(Walk& w, int rows, int grain, Body&& body) {
   team_.barrier(w.member);
 }
 
+// How the rows and columns of a matmul are best cut.
+struct Runtime::Division {
+  int few;          // up to so many rows, reading the weights is what takes the time
+  int tiles;        // columns that are computed together
+  int unit;         // rows that are computed together
+  int least, most;  // rows of a chunk
+};
+
+Runtime::Division Runtime::divide(const Op& op) const {
+  const Matrix& m = spec_.matrices[size_t(op.segments[0].matrix)];
+  if (!k_.tile_unit || compute_of(m) != Compute::bf16) return {kStreamRows, 1, 6, 24, 96};
+  // The rows of a chunk are read once per pair of tiles: they should stay in the second-level cache.
+  const int most = std::clamp((1 << 19) / m.k / 32 * 32, 64, kRowChunk);
+  return {32, 2, 32, 64, most};
+}
+
 template <class Body>
 void Runtime::share_blocks(Walk& w, const Op& op, int segments, int rows, Body&& body) {
   int tiles = 0;
   for (int s = 0; s < segments; s++) tiles += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
-  // Blocks small enough that the last one does not keep the others waiting; at least one tile.
   const int threads = team_.size();
+  const Division d = divide(op);
+  // Blocks small enough that the last one does not keep the others waiting; at least one tile.
   int block = kBlockTiles;
-  if (rows <= kStreamRows) block = std::clamp(tiles / (threads * 8), 1, kBlockTiles);
-  int chunks = (rows + kRowChunk - 1) / kRowChunk;
+  if (rows <= d.few) block = std::clamp(tiles / (threads * 8) / d.tiles * d.tiles, d.tiles, kBlockTiles);
+  int chunks = (rows + d.most - 1) / d.most;
   // More row chunks when there are few blocks; a chunk must be worth unpacking its panel.
-  while (tiles / block * chunks < 4 * threads && rows / (chunks + 1) >= 24) chunks++;
-  const int chunk = ((rows + chunks - 1) / chunks + 5) / 6 * 6;
+  while (tiles / block * chunks < 4 * threads && rows / (chunks + 1) >= d.least) chunks++;
+  const int chunk = ((rows + chunks - 1) / chunks + d.unit - 1) / d.unit * d.unit;
   chunks = (rows + chunk - 1) / chunk;
 
   int item = team_.claim(w.member), first = 0;
@@ -54,7 +71,8 @@ void Runtime::share_blocks(Walk& w, const Op& op, int segments, int rows, Body&&
     const int n = spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
     // Few rows read memory as fast as it comes: a member takes a long run of tiles, since what it prefetches
     // past the end of a short one is fetched twice.
-    const int span = rows <= kStreamRows ? std::max(block, (n + threads - 1) / threads) : block;
+    const int share = ((n + threads - 1) / threads + d.tiles - 1) / d.tiles * d.tiles;
+    const int span = rows <= d.few ? std::max(block, share) : block;
     const int spans = (n + span - 1) / span, items = spans * chunks;
     for (; item - first < items; item = team_.claim(w.member)) {
       const int begin = (item - first) / chunks * span, end = std::min(n, begin + span);
@@ -243,7 +261,7 @@ void Runtime::attention(const Op& op, Walk& w) {
     a.cos = cos_[size_t(op.rope)], a.sin = sin_[size_t(op.rope)];
     a.rope_dim = int(2 * spec_.ropes[size_t(op.rope)].inv_freq.size());
   }
-  a.exact = spec_.exact;
+  a.exact = spec_.integers == Compute::f32;
   a.kv = kv_layers_[size_t(op.layer)];
   a.seqs = batch_->seqs;
   a.partials = reinterpret_cast<float*>(partials_.data);

@@ -62,7 +62,8 @@ struct ProgramSpec {
   std::vector<int32_t> slot_width;  // floats
   std::vector<bool> slot_is_logit_rows;
   int32_t vocab = 0, hidden = 0;
-  bool exact = false;  // fp32 activations in every matmul and in attention
+  // What integer weights are multiplied in; f32 means every matmul, and attention.
+  Compute integers = Compute::int8;
   KvType kv_type = KvType::bf16;
 
   // Throws std::invalid_argument naming the op if anything is out of range or of the wrong width.

@@ -10,7 +10,8 @@ constexpr int kMaxOutliers = 16;  // columns of an input that are kept out of it
 
 enum class Act : int32_t { none = 0, silu = 1, gelu_tanh = 2, gelu = 3 };
 
-// What a matmul computes with: int8 on integer weights, bf16 pairs on bf16 and fp8 weights, or fp32 on any.
+// What a matmul computes with: int8 on integer weights, bf16 on integer, bf16 and fp8 weights, or fp32 on
+// any.
 enum class Compute : int32_t { int8 = 0, bf16 = 1, f32 = 2 };
 
 struct NormArgs {  // weight null: no norm. bias null: none.
@@ -74,17 +75,20 @@ struct MatmulArgs {
 };
 
 constexpr int kStreamRows = 4;  // up to here weights are unpacked in registers, above once per panel
-constexpr int kBlockTiles = 4;  // tiles of one work item of a matmul
-constexpr int kRowChunk = 96;   // rows of one work item of a matmul
+constexpr int kBlockTiles = 4;  // tiles of one work item of a matmul, at most
+constexpr int kRowChunk = 256;  // rows of one work item of a matmul, at most
+constexpr int kStageK = 2048;   // k of two tiles of weights that are held decoded to bf16
 
 // Bytes of scratch that matmul_block needs per thread for matrices of up to k columns.
 inline size_t matmul_scratch_bytes(int k) {
-  const size_t panel = size_t(k + 64) * kBlockTiles * kTile;               // unpacked bytes
-  const size_t scales = size_t(k / 16 + 1) * kBlockTiles * kTile * 4 * 2;  // fp32 scales and offsets
-  const size_t chunk = size_t(64) * kBlockTiles * kTile * 4;               // fp32 path: 64 k
-  const size_t sums = size_t(kRowChunk) * kBlockTiles * kTile * 4;         // fp32 path: accumulators
-  const size_t columns = size_t(kMaxOutliers) * kBlockTiles * kTile * 4;   // fp32 outlier columns
-  return panel + scales + columns + chunk + sums + 256;
+  const size_t block = size_t(kBlockTiles) * kTile;
+  const size_t panel = size_t(k + 64) * block;               // int8: unpacked bytes
+  const size_t stage = size_t(kStageK) * 2 * kTile * 2;      // bf16: decoded weights
+  const size_t scales = size_t(k / 16 + 1) * block * 4 * 2;  // int8: fp32 scales and offsets
+  const size_t columns = size_t(kMaxOutliers) * block * 4;   // int8: fp32 outlier columns
+  const size_t chunk = size_t(64) * block * 4;               // fp32: 64 k
+  const size_t sums = size_t(kRowChunk) * block * 4;         // fp32, bf16: accumulators
+  return panel + stage + scales + columns + chunk + sums + 256;
 }
 
 }  // namespace ff

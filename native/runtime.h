@@ -103,6 +103,8 @@ class Runtime {
   MatmulArgs matmul_args(const Op&, const Segment&, const ActRows&) const;
   void observe(const Op&, const ActRows&, int rows);
 
+  struct Division;
+  Division divide(const Op&) const;
   Compute compute_of(const Matrix&) const;
   NormArgs norm_args(const NormRef&) const;
   float* at(const Ref& r) const { return slot_[size_t(r.slot)] + r.start; }

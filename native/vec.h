@@ -117,6 +117,9 @@ static FF_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 static FF_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 static FF_INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
 static FF_INLINE F round_even(F a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+static FF_INLINE F power_below(F a) {  // the largest power of two not above a, a normal and positive
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7f800000)))};
+}
 // Lanes < n come from a, the others from b.
 static FF_INLINE F first_n(F a, F b, int n) {
   return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)};
@@ -163,6 +166,18 @@ static FF_INLINE B or_bits45(B a, B h) {
   __m512i t = s >= 2 ? _mm512_srli_epi16(h.v, 2 * s - 4 < 0 ? 0 : 2 * s - 4)
                      : _mm512_slli_epi16(h.v, 4 - 2 * s < 0 ? 0 : 4 - 2 * s);
   return {_mm512_or_si512(a.v, _mm512_and_si512(t, _mm512_set1_epi8(0x30)))};
+}
+// Byte j of every four, unsigned.
+template <int j>
+static FF_INLINE I byte(B a) {
+  const __m512i x = j ? _mm512_srli_epi32(a.v, 8 * j) : a.v;
+  return {j == 3 ? x : _mm512_and_si512(x, _mm512_set1_epi32(255))};
+}
+// Nibble j of every eight: the permutation looks at the low four bits of its indices.
+template <int j>
+static FF_INLINE F nibble(B a) {
+  const __m512 whole = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_permutexvar_ps(j ? _mm512_srli_epi32(a.v, 4 * j) : a.v, whole)};
 }
 // acc[i] + sum_j w[4i+j] * a[j]: w unsigned, a four signed bytes broadcast. Exact.
 static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
@@ -289,6 +304,10 @@ static FF_INLINE F abs(F x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
 }
+static FF_INLINE F power_below(F x) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+  return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
+}
 static FF_INLINE F round_even(F x) { return {_mm256_round_ps(x.a, 0), _mm256_round_ps(x.b, 0)}; }
 static FF_INLINE F first_n(F x, F y, int n) {
   return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(lane_mask(n))),
@@ -371,6 +390,18 @@ template <int s>
 static FF_INLINE B or_bits45(B x, B h) {
   return {_mm256_or_si256(x.a, bits45<s>(h.a)), _mm256_or_si256(x.b, bits45<s>(h.b))};
 }
+template <int j>
+static FF_INLINE I byte(B x) {
+  const __m256i m = _mm256_set1_epi32(255);
+  return {_mm256_and_si256(_mm256_srli_epi32(x.a, 8 * j), m),
+          _mm256_and_si256(_mm256_srli_epi32(x.b, 8 * j), m)};
+}
+template <int j>
+static FF_INLINE F nibble(B x) {
+  const __m256i m = _mm256_set1_epi32(15);
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x.a, 4 * j), m)),
+          _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x.b, 4 * j), m))};
+}
 #if defined(FF_AVXVNNI)
 static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
   return _mm256_dpbusd_avx_epi32(acc, w, x);
@@ -450,6 +481,15 @@ static FF_INLINE F fma(F a, F b, F c) { FF_EACH c.v[i] = __builtin_fmaf(a.v[i], 
 static FF_INLINE F max(F a, F b) { FF_EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE F min(F a, F b) { FF_EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE F abs(F a) { FF_EACH a.v[i] = __builtin_fabsf(a.v[i]); return a; }
+static FF_INLINE F power_below(F a) {
+  FF_EACH {
+    uint32_t u;
+    memcpy(&u, &a.v[i], 4);
+    u &= 0x7f800000u;
+    memcpy(&a.v[i], &u, 4);
+  }
+  return a;
+}
 static FF_INLINE F round_even(F a) { FF_EACH a.v[i] = __builtin_rintf(a.v[i]); return a; }
 static FF_INLINE F first_n(F a, F b, int n) { FF_EACH b.v[i] = i < n ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE uint32_t gt_mask(F a, F b) { uint32_t m = 0; FF_EACH m |= uint32_t(a.v[i] > b.v[i]) << i; return m; }
@@ -490,6 +530,10 @@ static FF_INLINE B or_bits45(B a, B h) {
   for (int i = 0; i < 64; i++) a.v[i] = uint8_t(a.v[i] | ((h.v[i] >> (2 * s) & 3) << 4));
   return a;
 }
+template <int j>
+static FF_INLINE F nibble(B a) { F r; FF_EACH r.v[i] = float(a.v[4 * i + j / 2] >> (4 * (j & 1)) & 15); return r; }
+template <int j>
+static FF_INLINE I byte(B a) { I r; FF_EACH r.v[i] = a.v[4 * i + j]; return r; }
 static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
   FF_EACH for (int j = 0; j < 4; j++) acc.v[i] += int32_t(w.v[4 * i + j]) * a[j];
   return acc;
@@ -522,11 +566,22 @@ static FF_INLINE void transpose16(const uint32_t* from, size_t stride, uint32_t*
 #endif
 
 // dot_bf16: acc[i] + w[2i]*a[0] + w[2i+1]*a[1], 32 bf16 at w, a pair of bf16 broadcast.
+// store_bf16_pairs: stores a and b as 16 pairs of bf16 (ties to even; denormals may become zero).
+// store_bf16_halves: the same for floats that are bf16 exactly.
 // store_bf16_sum: stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i]
 // + p[2i] + p[2i+1].
 #if defined(FF_BF16)
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
+}
+static FF_INLINE void store_bf16_halves(uint16_t* p, F a, F b) {
+  const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(a.v), 16);
+  _mm512_storeu_si512(p, _mm512_or_si512(even, _mm512_castps_si512(b.v)));
+}
+static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)));
 }
 static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
   const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
@@ -534,6 +589,16 @@ static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
   return {_mm512_dpbf16_ps(sum.v, h, (__m512bh)_mm512_set1_epi32(0x3f803f80))};
 }
 #else
+static FF_INLINE void store_bf16_halves(uint16_t* p, F a, F b) {
+  uint32_t even[16], odd[16];
+  store(reinterpret_cast<float*>(even), a), store(reinterpret_cast<float*>(odd), b);
+  for (int i = 0; i < 16; i++) p[2 * i] = uint16_t(even[i] >> 16), p[2 * i + 1] = uint16_t(odd[i] >> 16);
+}
+static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
+  uint16_t even[16], odd[16];
+  store_bf16(even, a), store_bf16(odd, b);
+  for (int i = 0; i < 16; i++) p[2 * i] = even[i], p[2 * i + 1] = odd[i];
+}
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   acc = fma(bf16_odd(w), set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
   return fma(bf16_even(w), set1(bf16_to_f32(uint16_t(pair))), acc);

@@ -2,5 +2,4 @@
 #define FF_BASE avx512
 #define FF_ISA_AVX512 1
 #define FF_BF16 1
-#define FF_TILES 1
-#include "isa/matmul.inc"
+#include "isa/tiles.inc"

@@ -2,5 +2,4 @@
 #define FF_NS amx_emulated
 #define FF_BASE scalar
 #define FF_ISA_SCALAR 1
-#define FF_TILES 1
-#include "isa/matmul.inc"
+#include "isa/tiles.inc"

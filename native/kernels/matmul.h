@@ -6,7 +6,7 @@
 //       part = fma(i, scale, part); with offsets: part = fma(sum of a, offset, part)
 //     y = fma(part, activation scale, y)
 //   o = 0; for each outlier: o = fma(outlier, column, o); the result is y + o
-// fp32 and bf16: y = fma over k in ascending order (bf16: pairs, as dot_bf16 orders them).
+// fp32: y = fma over k in ascending order. bf16: matmul_bf16.h; fp8: matmul_fp8.h.
 #pragma once
 
 #include "kernels/unpack.h"
@@ -14,7 +14,7 @@
 
 namespace ff::FF_NS {
 
-#if defined(FF_ISA_AVX512) || defined(FF_TILES)
+#if defined(FF_ISA_AVX512)
 constexpr int kRegRows = 3, kRegTiles = 4;  // 12 int + 12 float accumulators + 4 weights of 32 registers
 #else
 constexpr int kRegRows = 2, kRegTiles = 1;
@@ -233,14 +233,6 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
       finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
-}  // namespace ff::FF_NS
-
-#if defined(FF_TILES)
-#include "kernels/matmul_tiles.h"
-#endif
-
-namespace ff::FF_NS {
-
 template <int GROUP, bool OFFSET, int TILES>
 static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
                           int row1) {
@@ -269,9 +261,6 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
       for (int c = 0; c < tiles; c++)
         store(panel.column + (size_t(i) * kRegTiles + c) * 16,
               load_f16(a.outlier_columns + (size_t(t + c) * a.outlier_count + i) * kTile));
-#if defined(FF_TILES)
-    tile_panel<Tiles, GROUP, OFFSET>(a, panel, tiles, t, t - tile0, row0, row1);
-#else
     if (tiles == kRegTiles) {
       panel_columns<GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
     } else {  // the last tiles of a matrix
@@ -280,12 +269,11 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
         panel_columns<GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
       }
     }
-#endif
   }
 }
 
 template <int BITS, int GROUP, bool OFFSET>
-static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+static void int8_rows(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   if (row1 - row0 <= kStreamRows) {
     stream_block<BITS, GROUP, OFFSET>(a, tile0, tile1, row0, row1);
   } else {
@@ -297,47 +285,20 @@ template <int BITS>
 static void int8_bits(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   const Matrix& m = *a.w;
   if (m.group == 32) {
-    if (m.has_offset) return int8_block<BITS, 32, true>(a, tile0, tile1, row0, row1, scratch);
-    return int8_block<BITS, 32, false>(a, tile0, tile1, row0, row1, scratch);
+    if (m.has_offset) return int8_rows<BITS, 32, true>(a, tile0, tile1, row0, row1, scratch);
+    return int8_rows<BITS, 32, false>(a, tile0, tile1, row0, row1, scratch);
   }
-  if (m.has_offset) return int8_block<BITS, 16, true>(a, tile0, tile1, row0, row1, scratch);
-  return int8_block<BITS, 16, false>(a, tile0, tile1, row0, row1, scratch);
+  if (m.has_offset) return int8_rows<BITS, 16, true>(a, tile0, tile1, row0, row1, scratch);
+  return int8_rows<BITS, 16, false>(a, tile0, tile1, row0, row1, scratch);
 }
 
-// bf16 weights on bf16 activations, straight from the tiles.
-template <int ROWS, int TILES>
-static void bf16_rows(const MatmulArgs& a, int tile, int block_tile, int row0, int block_row) {
-  const Matrix& m = *a.w;
-  const size_t stride = m.tile_bytes() / 2;
-  const uint16_t* w = reinterpret_cast<const uint16_t*>(m.data) + size_t(tile) * stride;
-  const uint16_t* x = a.act.bf16 + size_t(row0) * a.act.q_stride;
-  F y[ROWS][TILES];
-  for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) y[r][t] = zero();
-  const int pairs = (m.k + 1) / 2;
-  for (int i = 0; i < pairs; i++, w += 32) FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++) {
-    uint32_t pair;
-    memcpy(&pair, x + size_t(r) * a.act.q_stride + 2 * i, 4);
-    FF_UNROLL(4)
-    for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * stride, pair);
+static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  switch (a.w->bits) {
+    case 4: return int8_bits<4>(a, tile0, tile1, row0, row1, scratch);
+    case 5: return int8_bits<5>(a, tile0, tile1, row0, row1, scratch);
+    case 6: return int8_bits<6>(a, tile0, tile1, row0, row1, scratch);
+    default: return int8_bits<8>(a, tile0, tile1, row0, row1, scratch);
   }
-  for (int r = 0; r < ROWS; r++)
-    for (int t = 0; t < TILES; t++) finish(a, y[r][t], row0 + r, tile + t, block_row + r, block_tile + t);
-}
-
-template <int TILES>
-static void bf16_columns(const MatmulArgs& a, int tile, int block_tile, int row0, int row1) {
-  int r = row0;
-  for (; r + 4 <= row1; r += 4) bf16_rows<4, TILES>(a, tile, block_tile, r, r - row0);
-  for (; r < row1; r++) bf16_rows<1, TILES>(a, tile, block_tile, r, r - row0);
-}
-
-static void bf16_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
-  int t = tile0;
-  if (kRegTiles == 4)
-    for (; t + 4 <= tile1; t += 4) bf16_columns<4>(a, t, t - tile0, row0, row1);
-  for (; t < tile1; t++) bf16_columns<1>(a, t, t - tile0, row0, row1);
 }
 
 // Any weights on fp32 activations: 64 k of a panel are decoded to fp32 and every row runs over them.
@@ -382,27 +343,6 @@ static void f32_block(const MatmulArgs& a, int tile0, int tile1, int row0, int r
   for (int r = row0; r < row1; r++)
     for (int t = 0; t < tiles; t++)
       finish(a, load(y + (size_t(r - row0) * kBlockTiles + t) * 16), r, tile0 + t, r - row0, t);
-}
-
-static void fp8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1);  // matmul_fp8.h
-
-// Tiles [tile0, tile1) (at most kBlockTiles) of rows [row0, row1) (at most kRowChunk).
-static void matmul_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
-  if (a.compute == Compute::f32) return f32_block(a, tile0, tile1, row0, row1, scratch);
-  if (a.compute == Compute::bf16) {
-    if (is_fp8(a.w->elem)) return fp8_block(a, tile0, tile1, row0, row1);
-#if defined(FF_TILES)
-    return bf16_tiles<Tiles>(a, tile0, tile1, row0, row1);
-#else
-    return bf16_block(a, tile0, tile1, row0, row1);
-#endif
-  }
-  switch (a.w->bits) {
-    case 4: return int8_bits<4>(a, tile0, tile1, row0, row1, scratch);
-    case 5: return int8_bits<5>(a, tile0, tile1, row0, row1, scratch);
-    case 6: return int8_bits<6>(a, tile0, tile1, row0, row1, scratch);
-    default: return int8_bits<8>(a, tile0, tile1, row0, row1, scratch);
-  }
 }
 
 }  // namespace ff::FF_NS

@@ -1,12 +1,18 @@
-// Many rows, and bf16 weights, on a tile unit (tile_unit.h). Included by matmul.h.
+// Products of bf16 rows with weights of any format on a tile unit (tile_unit.h), sums in fp32.
 //
-// int8 has the bits of every other instruction set: the sums of a weight group are exact, the arithmetic on
-// them is in the canonical order. bf16 has an order of its own, the same for one row and for many:
+// An order of its own, the same for one row and for many, the weights decoded to bf16 (decode_bf16.h):
 //   y = 0; for each 32 k: even = odd = 0; over its pairs: even = fma(x, w, even), odd = fma(x, w, odd)
 //     y = y + (even + odd)
 //   then dot_bf16 over the pairs that are left
+//
+// Weights are decoded by the first rows that meet them, some units of k ahead of the products, so that the
+// vector ports decode while the unit multiplies; the rows after these find them in the cache. (Multiplying
+// the integers and scaling the sums of each group would be exact, but takes the sums out of the unit for
+// every 32 k, which limits it to a third of the speed.)
 #pragma once
 
+#include "kernels/decode_bf16.h"
+#include "kernels/matmul.h"
 #include "kernels/tile_unit.h"
 
 namespace ff::FF_NS {
@@ -17,161 +23,267 @@ using Tiles = TileUnit;
 using Tiles = EmulatedTileUnit;
 #endif
 
-constexpr int kTileRows16 = 16, kTileBytes = 64;
+constexpr int kTileRows16 = 16, kSquareRows = 32, kTileBytes = 64;
+constexpr int kRing = 8;  // units that are kept when no other rows will want them: they stay in the L1 cache
+constexpr int kFewRows = 2;  // up to here the vector ports do better alone
+constexpr int kLead = 4;     // units decoded ahead: what was just stored cannot be loaded at once
 
-// What rows of ints [rows][16], sums of one weight group over one tile of columns, become: see panel_rows.
-// ROWS is the number of rows if that is known to the compiler, else 0.
-template <class Unit, int GROUP, bool OFFSET, int ROWS>
-static void tile_rows(Unit& unit, const MatmulArgs& a, const Panel& panel, int column, int tile,
-                      int block_tile, int row0, int block_row, int count) {
-  const Matrix& m = *a.w;
-  const int rows = ROWS ? ROWS : count, groups = m.k / GROUP;
-  const int8_t* q = a.act.q + size_t(row0) * a.act.q_stride;
-  const float* scales = a.act.scale + size_t(row0) * a.act.scale_stride;
-  const int32_t* sums = row_sums(a.act, GROUP, row0);
-  alignas(64) int32_t products[2][kTileRows16][16];
-  // One group ahead of the arithmetic, so that the unit and the vector ports work at the same time.
-  auto multiply = [&](int g) {
-    const uint8_t* w = panel.w + (size_t(g) * (GROUP / 4) * kRegTiles + size_t(column)) * 64;
+// One or two tiles of columns, decoded in order to [unit][tile][kUnit / 2][16][2].
+template <class Decoder>
+class Feed {
+ public:
+  static constexpr bool kDecodes = true;
+  static constexpr size_t kUnitStride = 2 * kUnitValues;
+  const size_t tile_stride = kUnitValues;
+  FF_INLINE Feed(const Matrix& m, int tile, int tiles, uint16_t* buffer)
+      : left_(m, tile), right_(m, tile + tiles - 1), k_(m.k), buffer_(buffer) {}
+  FF_INLINE const uint16_t* stage(int) const { return buffer_; }
+  FF_INLINE void unit(int index, bool right) {
+    const int n = k_ < kUnit ? k_ : kUnit;
+    uint16_t* to = buffer_ + size_t(index) * kUnitStride;
+    left_.unit(n, to);
+    if (right) right_.unit(n, to + kUnitValues);
+    k_ -= n;
+  }
+
+ private:
+  Decoder left_, right_;
+  int k_;  // not decoded yet
+  uint16_t* buffer_;
+};
+
+// Weights that are bf16 already are read where they are.
+class NoFeed {
+ public:
+  static constexpr bool kDecodes = false;
+  static constexpr size_t kUnitStride = kUnitValues;
+  const size_t tile_stride;
+  FF_INLINE NoFeed(const Matrix& m, int tile)
+      : tile_stride(m.tile_bytes() / 2),
+        w_(reinterpret_cast<const uint16_t*>(m.data + size_t(tile) * m.tile_bytes())) {}
+  FF_INLINE const uint16_t* stage(int k0) const { return w_ + size_t(k0) * kTile; }
+  FF_INLINE void unit(int, bool) {}
+
+ private:
+  const uint16_t* w_;
+};
+
+// One stage of k of up to 32 rows and one or two tiles of columns: sums 0 1 / 2 3, rows in 4 and 5, weights
+// in 6 and 7.
+struct Square {
+  const uint16_t* x;  // [rows, x_stride]
+  size_t x_stride;
+  const uint16_t* w;
+  int units;    // whole ones
+  int decoded;  // with the one that is not
+  int mask;     // of the index of a unit in w
+  float* sums;  // [rows][2][16], what earlier stages came to and this one comes to
+  bool load;
+};
+
+// FIRST: these rows decode the weights.
+template <bool FIRST, bool LOWER, bool RIGHT, class Unit, class Feeder>
+static FF_INLINE void multiply(Unit& unit, const Square& s, Feeder& feed) {
+  constexpr size_t row_bytes = 2 * kTile * sizeof(float);
+  float* lower = s.sums + kTileRows16 * 2 * kTile;
+  if (s.load) {
+    unit.template load<0>(s.sums, row_bytes);
+    if (RIGHT) unit.template load<1>(s.sums + kTile, row_bytes);
+    if (LOWER) unit.template load<2>(lower, row_bytes);
+    if (LOWER && RIGHT) unit.template load<3>(lower + kTile, row_bytes);
+  } else {
     unit.template clear<0>();
-    unit.template load<1>(q + size_t(g) * GROUP, a.act.q_stride);
-    unit.template load<2>(w, kRegTiles * 64);
-    unit.template dot_s8u8<0, 1, 2>();
-    unit.template store<0>(products[g & 1], 64);
-  };
-  F y[kTileRows16], part[kTileRows16];
-  FF_UNROLL(16)
-  for (int r = 0; r < rows; r++) y[r] = zero();
-  multiply(0);
-  for (int g = 0, block = 0; g < groups; block++) {
-    for (int sub = 0; sub < kActGroup / GROUP && g < groups; sub++, g++) {
-      if (g + 1 < groups) multiply(g + 1);
-      const F scale = load(panel.scale + (size_t(g) * kRegTiles + size_t(column)) * 16);
-      const F offset = OFFSET ? load(panel.offset + (size_t(g) * kRegTiles + size_t(column)) * 16) : zero();
-      FF_UNROLL(16)
-      for (int r = 0; r < rows; r++) {
-        const int32_t sum = sums[size_t(r) * a.act.sum_stride + size_t(g)];
-        I i = iload(products[g & 1][r]);
-        if (!OFFSET) i = iadd(i, iset1(-m.zero * sum));
-        part[r] = sub ? fma(to_float(i), scale, part[r]) : mul(to_float(i), scale);
-        if (OFFSET) part[r] = fma(to_float(iset1(sum)), offset, part[r]);
-      }
-    }
-    FF_UNROLL(16)
-    for (int r = 0; r < rows; r++)
-      y[r] = fma(part[r], set1(scales[size_t(r) * a.act.scale_stride + size_t(block)]), y[r]);
+    if (RIGHT) unit.template clear<1>();
+    if (LOWER) unit.template clear<2>();
+    if (LOWER && RIGHT) unit.template clear<3>();
   }
-  for (int r = 0; r < rows; r++) {
-    F outlier = zero();
-    for (int i = 0; i < a.outlier_count; i++)
-      outlier = fma(set1(a.act.outliers[size_t(row0 + r) * kMaxOutliers + size_t(i)]),
-                    load(panel.column + (size_t(i) * kRegTiles + size_t(column)) * 16), outlier);
-    finish(a, add(y[r], outlier), row0 + r, tile, block_row + r, block_tile);
-  }
-}
-
-// Rows of the block over the first `tiles` tiles of the panel; tile is the first one's number.
-template <class Unit, int GROUP, bool OFFSET>
-static void tile_panel(const MatmulArgs& a, const Panel& panel, int tiles, int tile, int block_tile, int row0,
-                       int row1) {
-  Unit unit;
-  for (int r = row0, configured = 0; r < row1; r += kTileRows16) {
-    const int rows = row1 - r < kTileRows16 ? row1 - r : kTileRows16;
-    if (rows != configured) {
-      TileShapes shapes;
-      shapes.set(0, rows, kTileBytes);
-      shapes.set(1, rows, GROUP);
-      shapes.set(2, GROUP / 4, kTileBytes);
-      unit.configure(shapes);
-      configured = rows;
-    }
-    for (int t = 0; t < tiles; t++) {
-      if (rows == kTileRows16) {
-        tile_rows<Unit, GROUP, OFFSET, kTileRows16>(unit, a, panel, t, tile + t, block_tile + t, r, r - row0,
-                                                    rows);
-      } else {
-        tile_rows<Unit, GROUP, OFFSET, 0>(unit, a, panel, t, tile + t, block_tile + t, r, r - row0, rows);
-      }
-    }
-  }
-  unit.release();
-}
-
-// One register tile of sums: the pairs left after `done` ones, and the rest of the row's way.
-template <int T, class Unit>
-static void finish_bf16(Unit& unit, const MatmulArgs& a, int done, int tile, int block_tile, int row0,
-                        int block_row, int rows) {
-  const Matrix& m = *a.w;
-  alignas(64) float sums[kTileRows16][16];
-  unit.template store<T>(sums, 64);
-  const uint16_t* w = reinterpret_cast<const uint16_t*>(m.data + size_t(tile) * m.tile_bytes());
-  for (int r = 0; r < rows; r++) {
-    const uint16_t* x = a.act.bf16 + size_t(row0 + r) * a.act.q_stride;
-    F y = load(sums[r]);
-    for (int i = done; i < (m.k + 1) / 2; i++) {
-      uint32_t pair;
-      memcpy(&pair, x + 2 * i, 4);
-      y = dot_bf16(y, w + size_t(i) * 32, pair);
-    }
-    finish(a, y, row0 + r, tile, block_row + r, block_tile);
-  }
-}
-
-// Up to 32 rows and one or two tiles of columns: sums 0 1 / 2 3, rows in 4 and 5, weights in 6 and 7.
-template <bool LOWER, bool RIGHT, class Unit>
-static void bf16_square(Unit& unit, const MatmulArgs& a, int tile, int block_tile, int row0, int block_row,
-                        int rows) {
-  const Matrix& m = *a.w;
-  const uint16_t* x = a.act.bf16 + size_t(row0) * a.act.q_stride;
-  const uint8_t* w = m.data + size_t(tile) * m.tile_bytes();
-  const size_t stride = a.act.q_stride * 2;
-  unit.template clear<0>();
-  if (RIGHT) unit.template clear<1>();
-  if (LOWER) unit.template clear<2>();
-  if (LOWER && RIGHT) unit.template clear<3>();
-  const int steps = m.k / 32;
-  for (int i = 0; i < steps; i++, x += 32, w += 1024) {
+  if (FIRST)
+    for (int i = 0; i < kLead && i < s.decoded; i++) feed.unit(i, RIGHT);
+  const uint16_t* x = s.x;
+  const size_t stride = s.x_stride * 2;
+  for (int i = 0; i < s.units; i++, x += kUnit) {
+    if (FIRST && i + kLead < s.decoded) feed.unit((i + kLead) & s.mask, RIGHT);
+    const uint16_t* w = s.w + size_t(i & s.mask) * Feeder::kUnitStride;
     unit.template load<4>(x, stride);
     unit.template load<6>(w, 64);
     unit.template dot_bf16<0, 4, 6>();
     if (RIGHT) {
-      unit.template load<7>(w + m.tile_bytes(), 64);
+      unit.template load<7>(w + feed.tile_stride, 64);
       unit.template dot_bf16<1, 4, 7>();
     }
     if (LOWER) {
-      unit.template load<5>(x + 16 * a.act.q_stride, stride);
+      unit.template load<5>(x + kTileRows16 * s.x_stride, stride);
       unit.template dot_bf16<2, 5, 6>();
     }
     if (LOWER && RIGHT) unit.template dot_bf16<3, 5, 7>();
   }
-  const int upper = LOWER ? kTileRows16 : rows, lower = rows - kTileRows16;
-  finish_bf16<0>(unit, a, 16 * steps, tile, block_tile, row0, block_row, upper);
-  if (RIGHT) finish_bf16<1>(unit, a, 16 * steps, tile + 1, block_tile + 1, row0, block_row, upper);
-  if (LOWER) finish_bf16<2>(unit, a, 16 * steps, tile, block_tile, row0 + 16, block_row + 16, lower);
-  if (LOWER && RIGHT)
-    finish_bf16<3>(unit, a, 16 * steps, tile + 1, block_tile + 1, row0 + 16, block_row + 16, lower);
+  unit.template store<0>(s.sums, row_bytes);
+  if (RIGHT) unit.template store<1>(s.sums + kTile, row_bytes);
+  if (LOWER) unit.template store<2>(lower, row_bytes);
+  if (LOWER && RIGHT) unit.template store<3>(lower + kTile, row_bytes);
+}
+
+template <bool FIRST, class Unit, class Feeder>
+static void multiply(Unit& unit, const Square& s, int rows, bool right, Feeder& feed) {
+  if (rows > kTileRows16) {
+    if (right) return multiply<FIRST, true, true>(unit, s, feed);
+    return multiply<FIRST, true, false>(unit, s, feed);
+  }
+  if (right) return multiply<FIRST, false, true>(unit, s, feed);
+  return multiply<FIRST, false, false>(unit, s, feed);
 }
 
 template <class Unit>
-static void bf16_tiles(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
-  Unit unit;
-  for (int r = row0; r < row1; r += 2 * kTileRows16) {
-    const int rows = row1 - r < 2 * kTileRows16 ? row1 - r : 2 * kTileRows16;
-    const int upper = rows < kTileRows16 ? rows : kTileRows16, lower = rows - upper;
-    TileShapes shapes;
-    shapes.set(0, upper, kTileBytes), shapes.set(1, upper, kTileBytes), shapes.set(4, upper, kTileBytes);
-    if (lower)
-      shapes.set(2, lower, kTileBytes), shapes.set(3, lower, kTileBytes), shapes.set(5, lower, kTileBytes);
-    shapes.set(6, kTileRows16, kTileBytes), shapes.set(7, kTileRows16, kTileBytes);
-    unit.configure(shapes);
-    for (int t = tile0; t < tile1; t += 2) {
-      const bool right = t + 1 < tile1;
-      const int block_tile = t - tile0, block_row = r - row0;
-      if (lower && right) bf16_square<true, true>(unit, a, t, block_tile, r, block_row, rows);
-      if (lower && !right) bf16_square<true, false>(unit, a, t, block_tile, r, block_row, rows);
-      if (!lower && right) bf16_square<false, true>(unit, a, t, block_tile, r, block_row, rows);
-      if (!lower && !right) bf16_square<false, false>(unit, a, t, block_tile, r, block_row, rows);
+static void configure(Unit& unit, int rows) {
+  const int upper = rows < kTileRows16 ? rows : kTileRows16, lower = rows - upper;
+  TileShapes shapes;
+  shapes.set(0, upper, kTileBytes), shapes.set(1, upper, kTileBytes), shapes.set(4, upper, kTileBytes);
+  if (lower)
+    shapes.set(2, lower, kTileBytes), shapes.set(3, lower, kTileBytes), shapes.set(5, lower, kTileBytes);
+  shapes.set(6, kTileRows16, kTileBytes), shapes.set(7, kTileRows16, kTileBytes);
+  unit.configure(shapes);
+}
+
+// A few rows over ints of 4 bits, without the unit: its sums in its order, but the weights never leave the
+// registers, which halves the time. x: [ROWS, k] in fp32.
+template <bool OFFSET, int ROWS>
+static void stream_nibbles(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
+  const Matrix& m = *a.w;
+  const int bytes = int(m.group_bytes()), scale_bytes = kTile * (m.wide ? 4 : 2);
+  const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
+  const F zero_point = set1(float(-m.zero));
+  F y[ROWS];
+  FF_UNROLL(4)
+  for (int r = 0; r < ROWS; r++) y[r] = zero();
+  for (int k = 0; k < m.k; k += 32, p += bytes) {
+    FF_UNROLL(6)
+    for (int line = 0; line < 5; line++) prefetch(p + 4096 + 64 * line);
+    const F d = load_scale(p + 256, m.wide);
+    const Grid grid(d, OFFSET ? load_scale(p + 256 + scale_bytes, m.wide) : mul(zero_point, d));
+    F even[ROWS], odd[ROWS];
+    FF_UNROLL(4)
+    for (int r = 0; r < ROWS; r++) even[r] = odd[r] = zero();
+    auto dot = [&](int at, F w0, F w1) {
+      FF_UNROLL(4)
+      for (int r = 0; r < ROWS; r++) {
+        even[r] = fma(set1(x[size_t(r) * size_t(m.k) + size_t(k + at)]), w0, even[r]);
+        odd[r] = fma(set1(x[size_t(r) * size_t(m.k) + size_t(k + at + 1)]), w1, odd[r]);
+      }
+    };
+    FF_UNROLL(4)
+    for (int s = 0; s < 4; s++) {
+      const B q = bload(p + 64 * s);
+      dot(4 * s, grid.at(nibble<0>(q)), grid.at(nibble<2>(q)));
+      dot(4 * s + 2, grid.at(nibble<4>(q)), grid.at(nibble<6>(q)));
     }
+    FF_UNROLL(4)
+    for (int s = 0; s < 4; s++) {
+      const B q = bload(p + 64 * s);
+      dot(4 * s + 16, grid.at(nibble<1>(q)), grid.at(nibble<3>(q)));
+      dot(4 * s + 18, grid.at(nibble<5>(q)), grid.at(nibble<7>(q)));
+    }
+    FF_UNROLL(4)
+    for (int r = 0; r < ROWS; r++) y[r] = add(y[r], add(even[r], odd[r]));
+  }
+  for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, r, block_tile);
+}
+
+template <bool OFFSET>
+static void stream_nibbles(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
+  const int k = a.w->k;
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < k; i += kLanes)
+      store(x + size_t(r) * size_t(k) + i, load_bf16(a.act.bf16 + size_t(row0 + r) * a.act.q_stride + i));
+  for (int t = tile0; t < tile1; t++) {
+    if (rows == 1) {
+      stream_nibbles<OFFSET, 1>(a, x, t, t - tile0, row0);
+    } else {
+      stream_nibbles<OFFSET, kFewRows>(a, x, t, t - tile0, row0);
+    }
+  }
+}
+
+struct Place {  // of a square in the matrix and in the block
+  int row, rows, tile, tiles, block_row, block_tile;
+};
+
+// pairs: of k after the last whole unit, their weights at w.
+static FF_INLINE void finish_square(const MatmulArgs& a, const Square& s, const uint16_t* w,
+                                    size_t tile_stride, int pairs, const Place& at) {
+  for (int r = 0; r < at.rows; r++) {
+    const uint16_t* x = s.x + size_t(r) * s.x_stride + size_t(s.units) * kUnit;
+    for (int t = 0; t < at.tiles; t++) {
+      F y = load(s.sums + (size_t(r) * 2 + size_t(t)) * kTile);
+      for (int i = 0; i < pairs; i++) {
+        uint32_t pair;
+        memcpy(&pair, x + 2 * i, 4);
+        y = dot_bf16(y, w + size_t(t) * tile_stride + size_t(i) * 32, pair);
+      }
+      finish(a, y, at.row + r, at.tile + t, at.block_row + r, at.block_tile + t);
+    }
+  }
+}
+
+// One or two tiles of columns and all rows of the block.
+template <class Unit, class Feeder>
+static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, int row0, int row1,
+                      float* sums, int& configured) {
+  const int k = a.w->k;
+  const bool once = row1 - row0 <= kSquareRows;  // then nothing need be kept
+  const int stage_k = once || !Feeder::kDecodes ? k : kStageK;
+  Square s{};
+  s.x_stride = a.act.q_stride;
+  s.mask = once && Feeder::kDecodes ? kRing - 1 : ~0;
+  for (int k0 = 0; k0 < k; k0 += stage_k) {
+    const int n = k - k0 < stage_k ? k - k0 : stage_k;
+    s.units = n / kUnit;
+    s.decoded = (n + kUnit - 1) / kUnit;
+    s.w = feed.stage(k0);
+    s.load = k0 > 0;
+    for (int r = row0; r < row1; r += kSquareRows) {
+      at.row = r, at.block_row = r - row0;
+      at.rows = row1 - r < kSquareRows ? row1 - r : kSquareRows;
+      if (at.rows != configured) configure(unit, configured = at.rows);
+      s.x = a.act.bf16 + size_t(r) * a.act.q_stride + size_t(k0);
+      s.sums = sums + size_t(at.block_row) * 2 * kTile;
+      if (Feeder::kDecodes && r == row0) {
+        multiply<true>(unit, s, at.rows, at.tiles == 2, feed);
+      } else {
+        multiply<false>(unit, s, at.rows, at.tiles == 2, feed);
+      }
+      if (k0 + n == k)
+        finish_square(a, s, s.w + size_t(s.units & s.mask) * Feeder::kUnitStride, feed.tile_stride,
+                      (n - s.units * kUnit + 1) / 2, at);
+    }
+  }
+}
+
+// scratch: two tiles of kStageK k decoded, sums [kRowChunk][2][16]; or a few rows in fp32.
+template <class Unit>
+static void tile_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
+  const Matrix& m = *a.w;
+  if (m.elem == Elem::ints && m.bits == 4 && m.group == 32 && row1 - row0 <= kFewRows) {
+    float* x = reinterpret_cast<float*>(scratch);
+    if (m.has_offset) return stream_nibbles<true>(a, tile0, tile1, row0, row1 - row0, x);
+    return stream_nibbles<false>(a, tile0, tile1, row0, row1 - row0, x);
+  }
+  Unit unit;
+  uint16_t* decoded = reinterpret_cast<uint16_t*>(scratch);
+  float* sums = reinterpret_cast<float*>(decoded + size_t(kStageK) * 2 * kTile);
+  int configured = 0;
+  auto pairs = [&](auto&& make_feed) {
+    for (int t = tile0; t < tile1; t += 2) {
+      const Place at{0, 0, t, tile1 - t < 2 ? 1 : 2, 0, t - tile0};
+      auto feed = make_feed(at);
+      tile_pair(unit, a, feed, at, row0, row1, sums, configured);
+    }
+  };
+  if (m.elem == Elem::bf16) {
+    pairs([&](const Place& at) { return NoFeed(m, at.tile); });
+  } else {
+    with_decoder(m, [&]<class Decoder>() {
+      pairs([&](const Place& at) { return Feed<Decoder>(m, at.tile, at.tiles, decoded); });
+    });
   }
   unit.release();
 }

@@ -130,7 +130,7 @@ class Runtime:
         program: Program,
         vocab: int,
         hidden: int,
-        exact: bool,
+        integers: int,
         kv_type: int,
         threads: int,
         max_tokens: int,

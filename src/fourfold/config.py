@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from fourfold.errors import ConfigError
 
-ActivationDtype = Literal["int8", "bfloat16", "float32"]
+ActivationDtype = Literal["auto", "int8", "bfloat16", "float32"]
 KVDtype = Literal["bfloat16", "float32", "int8", "fp8"]
 EvictionPolicy = Literal["lru", "lfu", "fifo"]
 OffloadCompression = Literal["none", "int8"]
@@ -78,8 +78,9 @@ class EngineConfig:
     itl_target_ms: float | None = None
     """The time between two tokens to keep, in milliseconds, instead of a ratio; fewer sequences run at a time
     if they must."""
-    activation_dtype: ActivationDtype = "int8"
-    """What activations are held in inside matmuls with integer weights. float32 is exact."""
+    activation_dtype: ActivationDtype = "auto"
+    """What activations are held in inside matmuls with integer weights. float32 is exact. auto: what is
+    fastest on the instruction set: bfloat16 where a tile unit multiplies it (amx), else int8."""
     kv_cache_dtype: KVDtype = "bfloat16"
     """What keys and values are held in. int8 and fp8 (E4M3) have a scale per token and head."""
     kv_cache_bytes: int | None = None

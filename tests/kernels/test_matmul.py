@@ -26,6 +26,7 @@ from matmul_harness import (
     available_isas,
     bf16_bits,
     columns_of,
+    decoded_to_bf16,
     emulate_bf16,
     emulate_bf16_tiles,
     emulate_f32,
@@ -43,8 +44,9 @@ from matmul_harness import (
 from fourfold import _native
 
 every_isa = pytest.mark.parametrize("isa", matmul_isas(), ids=[ISAS[i] for i in matmul_isas()])
-BLOCKS = [(4, 96), (1, 1), (3, 5), (2, 4), (4, 3)]
+BLOCKS = [(4, 256), (4, 96), (1, 1), (2, 2), (3, 5), (2, 4), (4, 3)]
 ULP = 2.0**-24
+TILE_UNITS = ("amx", "amx_emulated")
 
 
 def shapes(kind: Kind) -> list[tuple[int, int, int]]:
@@ -158,8 +160,11 @@ def test_bf16_path(isa: int) -> None:
 @every_isa
 @pytest.mark.parametrize("kind", FP8, ids=str)
 def test_fp8_path(kind: Kind, isa: int) -> None:
-    """As the bf16 path: codes are bf16 exactly, scales are applied to the sums of their groups in fp32."""
+    """As the bf16 path: codes are bf16 exactly, scales are applied to the sums of their groups in fp32. A
+    tile unit's weights are rounded."""
     for m, x in cases(kind):
+        if ISAS[isa] in TILE_UNITS:
+            m = decoded_to_bf16(m)
         outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
         for out in outs[1:]:
             np.testing.assert_array_equal(out, outs[0])
@@ -167,7 +172,41 @@ def test_fp8_path(kind: Kind, isa: int) -> None:
         exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
         assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
         if ISAS[isa] not in ("avx512", "amx"):
-            np.testing.assert_array_equal(outs[0], emulate_fp8(x, m))
+            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_fp8
+            np.testing.assert_array_equal(outs[0], want(x, m))
+
+
+@every_isa
+@pytest.mark.parametrize("kind", INTS, ids=str)
+def test_integer_weights_in_bf16(kind: Kind, isa: int) -> None:
+    """As the bf16 path, on weights decoded to bf16: within a 128th of the largest their group can hold."""
+    for exact_weights, x in cases(kind):
+        m = decoded_to_bf16(exact_weights)
+        assert m.scale is not None
+        np.testing.assert_array_equal(from_bf16(bf16_bits(m.w)), m.w)
+        low = -kind.zero * m.scale if m.offset is None else m.offset
+        largest = np.maximum(np.abs(low), np.abs(low + (2**kind.bits - 1) * m.scale))
+        error = np.abs(m.w - exact_weights.w).reshape(m.n, -1, kind.group).max(-1)
+        assert (error <= largest / 128).all()
+        outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
+        for out in outs[1:]:
+            np.testing.assert_array_equal(out, outs[0])
+        rounded = from_bf16(bf16_bits(x)).astype(np.float64)
+        exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
+        assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
+        if ISAS[isa] not in ("avx512", "amx"):
+            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_bf16
+            np.testing.assert_array_equal(outs[0], want(x, m))
+
+
+def test_the_tile_unit_and_its_emulation_agree() -> None:
+    isas = [isa for isa in matmul_isas() if ISAS[isa] in TILE_UNITS]
+    if len(isas) < 2:
+        pytest.skip("this CPU has no tile unit")
+    for kind in [Kind("bf16"), *FP8, *INTS]:
+        for m, x in cases(kind):
+            outs = [matmul(isa, x, m, "bf16", tiles=4, rows=96) for isa in isas]
+            np.testing.assert_array_equal(outs[0], outs[1])
 
 
 @pytest.mark.parametrize("kind", INTS, ids=str)
@@ -200,10 +239,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_block_of_any_batch(
     computes = (
         ["f32"]
         + (["int8"] if kind.elem == "ints" else [])
-        + (["bf16"] if kind.elem == "bf16" or kind in FP8 else [])
+        + (["bf16"] if kind.elem not in ("f32", "f16") else [])
     )
     for compute in computes:
-        tiles, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 96))
+        tiles, rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 256))
         together = matmul(isa, x, m, compute, tiles=tiles, rows=rows)
         for row in {0, count // 2, count - 1}:
             alone = matmul(isa, x[row : row + 1], m, compute)

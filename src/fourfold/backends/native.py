@@ -40,6 +40,21 @@ _KIND = {name: index for index, name in enumerate(_KINDS)}
 _ACT: Mapping[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
 """native/rows.h: Act."""
 
+_COMPUTE: Mapping[ActivationDtype, int] = {"int8": 0, "bfloat16": 1, "float32": 2}
+"""native/rows.h: Compute."""
+
+
+def best_isa(isa: Isa) -> str:
+    """`isa`, or the best this machine has."""
+    return _native.isas()[-1] if isa == "auto" else isa
+
+
+def activations_on(isa: Isa, dtype: ActivationDtype) -> ActivationDtype:
+    """What "auto" stands for: bf16 where there is a unit that multiplies tiles of it, else int8."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if best_isa(isa) == "amx" else "int8"
+
 
 class NativeLimits(msgspec.Struct, frozen=True):
     """Sizes fixed at load: tokens and sequences of one step, tokens of one sequence, KV blocks."""
@@ -62,7 +77,7 @@ class NativeBackend:
         weights: PackedWeights,
         limits: NativeLimits,
         *,
-        activation_dtype: ActivationDtype = "int8",
+        activation_dtype: ActivationDtype = "auto",
         kv_dtype: KVDtype = "bfloat16",
         threads: int = 1,
         isa: Isa = "auto",
@@ -70,15 +85,16 @@ class NativeBackend:
         """Raises LoadError if the Program asks for something the kernels do not have (the message says what).
 
         activation_dtype: "int8" multiplies integer weights with int8 activations and bf16 weights with bf16
-        ones; "bfloat16" and "float32" compute integer weights in fp32, and "float32" everything else too.
+        ones; "bfloat16" decodes integer weights to bf16; "float32" computes everything in fp32.
         """
-        lowered = _Lowering(program, plan, weights, exact=activation_dtype != "int8")
+        dtype = activations_on(isa, activation_dtype)
+        lowered = _Lowering(program, plan, weights, outliers=dtype == "int8")
         try:
             self._runtime = _native.Runtime(
                 lowered.native,
                 vocab=program.vocab_size,
                 hidden=program.hidden_size,
-                exact=activation_dtype != "int8",
+                integers=_COMPUTE[dtype],
                 kv_type=KV_TYPE[kv_dtype],
                 threads=threads,
                 max_tokens=limits.max_batch_tokens,
@@ -203,11 +219,11 @@ class NativeBackend:
 class _Lowering:
     """Program ops to native ops, values to slots, weights to indices."""
 
-    def __init__(self, program: Program, plan: MemoryPlan, weights: PackedWeights, *, exact: bool) -> None:
+    def __init__(self, program: Program, plan: MemoryPlan, weights: PackedWeights, *, outliers: bool) -> None:
         self.native = _native.Program()
         self._plan = plan
         self._weights = weights
-        self._exact = exact
+        self._outliers = outliers
         self._matrices: dict[str, int] = {}
         self._vectors: dict[str, int] = {}
         self._ropes: dict[RopeSpec, int] = {}
@@ -275,7 +291,7 @@ class _Lowering:
         return [(self._matrix(w), self._vector(b)) for w, b in zip(weights, biases, strict=True)]
 
     def _set_outliers(self, first_weight: str) -> None:
-        found = None if self._exact else self._weights.outliers.get(first_weight)
+        found = self._weights.outliers.get(first_weight) if self._outliers else None
         if found is not None:
             self.native.set_outliers(found.channels.tolist(), list(found.columns))
 

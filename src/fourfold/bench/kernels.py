@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold import _native
+from fourfold.backends.native import activations_on, best_isa
 from fourfold.bench.limits import Kind
 from fourfold.bench.micro import MicroRunner, attention_micro, linear_micro
 from fourfold.bench.model_costs import KV_ELEMENT_BYTES
@@ -20,7 +21,7 @@ from fourfold.bench.stats import Runs
 from fourfold.build.calibrate import OUTLIERS
 from fourfold.build.pack import pack_matrix
 from fourfold.build.packed import ELEM, Outliers, PackedMatrix
-from fourfold.config import EngineConfig
+from fourfold.config import ActivationDtype, EngineConfig
 from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.models.binding import Binding
 from fourfold.models.registry import load_model_definition
@@ -169,10 +170,11 @@ class _Bench:
 
     def _time_linear(self, name: str, op: Linear, count: int, rows: int, packed: list[_Packed]) -> KernelTime:
         """packed: filled by the first of several calls for the same op."""
-        exact = self.config.activation_dtype != "int8"
+        dtype = activations_on(self.config.isa, self.config.activation_dtype)
+        exact = dtype == "float32"
         if not packed:
             matrices = [pack_matrix(self.source, self.bindings[name], exact=exact) for name in op.weights]
-            packed.append(_Packed(matrices, None if exact else _outliers(matrices)))
+            packed.append(_Packed(matrices, _outliers(matrices) if dtype == "int8" else None))
         weights = packed[0]
         operations = 2 * rows * sum(m.n * m.k for m in weights.matrices)
         copies = max(2, math.ceil(COLD_BYTES / weights.nbytes))
@@ -181,7 +183,7 @@ class _Bench:
         micro = linear_micro(op, weights.matrices, weights.outliers, copies)
         with MicroRunner(micro, self.config, self.threads, 1, rows, rows) as runner:
             seconds = self._repeat(lambda: runner.run(rows))
-        limit: Kind = "read" if rows <= STREAM_ROWS else _peak(weights.matrices, exact=exact)
+        limit: Kind = "read" if rows <= STREAM_ROWS else _peak(weights.matrices, dtype)
         return KernelTime(name, count, rows, seconds, weights.nbytes, operations, limit, self.threads)
 
     def _attentions(self) -> list[list[Attention]]:
@@ -204,7 +206,7 @@ class _Bench:
         element = KV_ELEMENT_BYTES[self.config.kv_cache_dtype]
         read = 2 * keys_read(span, op.window) * op.kv_heads * op.head_dim * element * sequences
         operations = 4 * keys_seen(span, op.window) * op.heads * op.head_dim * sequences
-        exact = self.config.activation_dtype != "int8" or self.config.kv_cache_dtype == "float32"
+        exact = self.config.activation_dtype == "float32" or self.config.kv_cache_dtype == "float32"
         limit: Kind = "read" if new == 1 else ("fp32" if exact else "bf16")
         return KernelTime(name, len(layers), rows, seconds, read, operations, limit, self.threads)
 
@@ -212,7 +214,7 @@ class _Bench:
         """A row of logits is one thread's work, so this is the time of one thread."""
         vocab = self.program.vocab_size
         logits = np.random.default_rng(0).standard_normal((SAMPLING_ROWS, vocab), np.float32) * np.float32(3)
-        isa = _native.TEST_ISAS.index(_native.isas()[-1] if self.config.isa == "auto" else self.config.isa)
+        isa = _native.TEST_ISAS.index(best_isa(self.config.isa))
         records = np.zeros(SAMPLING_ROWS, SAMPLE_DTYPE)
         records["row"] = np.arange(SAMPLING_ROWS)
         records["logprobs"] = records["mask"] = records["target"] = -1
@@ -246,12 +248,12 @@ def _attention_shape(op: Attention) -> str:
     return ", ".join([*parts, *["soft cap"] * bool(op.softcap)])
 
 
-def _peak(matrices: Sequence[PackedMatrix], *, exact: bool) -> Kind:
-    if exact:
+def _peak(matrices: Sequence[PackedMatrix], dtype: ActivationDtype) -> Kind:
+    if dtype == "float32":
         return "fp32"
     elems = {m.elem for m in matrices}
     if elems == {ELEM["ints"]}:
-        return "int8"
+        return "int8" if dtype == "int8" else "bf16"
     return "bf16" if elems == {ELEM["BF16"]} else "fp32"
 
 

@@ -67,7 +67,7 @@ def model_costs(path: Path, config: EngineConfig) -> ModelCosts:
     """Reads the checkpoint's header and a few rows of each matrix. Raises LoadError."""
     source = open_checkpoint(path)
     definition = load_model_definition(source, config.max_model_len)
-    exact = config.activation_dtype != "int8"
+    exact = config.activation_dtype == "float32"
     return ModelCosts(
         optimize(definition.program),
         {name: _file_bytes(source, definition, name) for name in definition.program.weights},

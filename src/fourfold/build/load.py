@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fourfold import _native
-from fourfold.backends.native import NativeBackend, NativeLimits
+from fourfold.backends.native import NativeBackend, NativeLimits, activations_on, best_isa
 from fourfold.build.artefact import LAYOUT, fingerprint, open_artefact
 from fourfold.build.machine import available_memory, memory_nodes, memory_spread_over, usable_cores
 from fourfold.build.packed import KV_TYPE, Outliers, PackedWeights
@@ -56,7 +56,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
     started = time.monotonic()
     path, name = _locate(config)
     progress("reading the model file", 0.0)
-    exact = config.activation_dtype != "int8"
+    exact = config.activation_dtype == "float32"
     folder = Environment.read().artefact_dir / _artefact_name(path, exact=exact)
     made_by = maker(config.max_model_len)
     understood: Understood | None = None
@@ -87,7 +87,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
         threads=threads,
         isa=config.isa,
     )
-    isa = _native.isas()[-1] if config.isa == "auto" else config.isa
+    isa, activations = best_isa(config.isa), activations_on(config.isa, config.activation_dtype)
     info = ModelInfo(
         name=name,
         path=str(path),
@@ -105,7 +105,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
                 folder.name,
                 hashlib.blake2b(msgspec.msgpack.encode(program.ops), digest_size=16).hexdigest(),
                 isa,
-                config.activation_dtype,
+                activations,
                 config.kv_cache_dtype,
                 str(backend.block_size),
             )
@@ -115,7 +115,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
             **program.notes,
             "instruction set": isa,
             "threads": str(threads),
-            "activation dtype": config.activation_dtype,
+            "activation dtype": activations,
             "KV cache dtype": config.kv_cache_dtype,
             "artefact": f"{folder.name} ({'mapped' if ready else 'built'})",
             "load time": f"{time.monotonic() - started:.3f} s",

@@ -49,10 +49,10 @@ def engine_options(command: F) -> F:
             "time if they must. [default: none]")),
         click.option("--threads", "-t", "threads", type=click.IntRange(1, 4096), help=(
             "Compute threads. [default: the physical cores this process may use]")),
-        spelled("--dtype", "activation_dtype", meanings=ACTIVATION_DTYPES, help=(
+        spelled("--dtype", "--activation-dtype", "activation_dtype", meanings=ACTIVATION_DTYPES, help=(
             "What activations are held in when they meet integer weights; the weights stay as the file has "
-            "them. float32 is exact, bfloat16 close to it, int8 fastest. "
-            f"[default: {DEFAULTS.activation_dtype}]")),
+            "them. float32 is exact, bfloat16 close to it, int8 fastest where no tile unit (AMX) is. "
+            "[default: bfloat16 with AMX, else int8]")),
         spelled("--kv-cache-dtype", "kv_cache_dtype", meanings=KV_DTYPES, help=(
             "What keys and values are held in. int8 and fp8 (E4M3), scaled per token and head, take half the "
             f"memory of bfloat16. [default: {DEFAULTS.kv_cache_dtype}]")),
