@@ -117,8 +117,10 @@ static FF_INLINE F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 static FF_INLINE F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 static FF_INLINE F abs(F a) { return {_mm512_abs_ps(a.v)}; }
 static FF_INLINE F round_even(F a) { return {_mm512_roundscale_ps(a.v, 0)}; }
-static FF_INLINE F power_below(F a) {  // the largest power of two not above a, a normal and positive
-  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7f800000)))};
+// The bf16 next to zero.
+static FF_INLINE F bf16_cut(F a) {
+  return {
+      _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(int(0xffff0000u))))};
 }
 // Lanes < n come from a, the others from b.
 static FF_INLINE F first_n(F a, F b, int n) {
@@ -304,8 +306,8 @@ static FF_INLINE F abs(F x) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
 }
-static FF_INLINE F power_below(F x) {
-  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+static FF_INLINE F bf16_cut(F x) {
+  const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u)));
   return {_mm256_and_ps(x.a, m), _mm256_and_ps(x.b, m)};
 }
 static FF_INLINE F round_even(F x) { return {_mm256_round_ps(x.a, 0), _mm256_round_ps(x.b, 0)}; }
@@ -481,11 +483,11 @@ static FF_INLINE F fma(F a, F b, F c) { FF_EACH c.v[i] = __builtin_fmaf(a.v[i], 
 static FF_INLINE F max(F a, F b) { FF_EACH b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE F min(F a, F b) { FF_EACH b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return b; }
 static FF_INLINE F abs(F a) { FF_EACH a.v[i] = __builtin_fabsf(a.v[i]); return a; }
-static FF_INLINE F power_below(F a) {
+static FF_INLINE F bf16_cut(F a) {
   FF_EACH {
     uint32_t u;
     memcpy(&u, &a.v[i], 4);
-    u &= 0x7f800000u;
+    u &= 0xffff0000u;
     memcpy(&a.v[i], &u, 4);
   }
   return a;
@@ -567,16 +569,17 @@ static FF_INLINE void transpose16(const uint32_t* from, size_t stride, uint32_t*
 
 // dot_bf16: acc[i] + w[2i]*a[0] + w[2i+1]*a[1], 32 bf16 at w, a pair of bf16 broadcast.
 // store_bf16_pairs: stores a and b as 16 pairs of bf16 (ties to even; denormals may become zero).
-// store_bf16_halves: the same for floats that are bf16 exactly.
+// store_bf16_cut: the same, cut off instead of rounded.
 // store_bf16_sum: stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i]
 // + p[2i] + p[2i+1].
 #if defined(FF_BF16)
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)))};
 }
-static FF_INLINE void store_bf16_halves(uint16_t* p, F a, F b) {
+static FF_INLINE void store_bf16_cut(uint16_t* p, F a, F b) {
   const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(a.v), 16);
-  _mm512_storeu_si512(p, _mm512_or_si512(even, _mm512_castps_si512(b.v)));
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+  _mm512_storeu_si512(p, _mm512_ternarylogic_epi32(even, high, _mm512_castps_si512(b.v), 0xf8));
 }
 static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
@@ -589,7 +592,7 @@ static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
   return {_mm512_dpbf16_ps(sum.v, h, (__m512bh)_mm512_set1_epi32(0x3f803f80))};
 }
 #else
-static FF_INLINE void store_bf16_halves(uint16_t* p, F a, F b) {
+static FF_INLINE void store_bf16_cut(uint16_t* p, F a, F b) {
   uint32_t even[16], odd[16];
   store(reinterpret_cast<float*>(even), a), store(reinterpret_cast<float*>(odd), b);
   for (int i = 0; i < 16; i++) p[2 * i] = uint16_t(even[i] >> 16), p[2 * i + 1] = uint16_t(odd[i] >> 16);

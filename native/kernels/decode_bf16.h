@@ -1,9 +1,8 @@
 // Weights of integer and fp8 formats as bf16, in the layout of a bf16 tile (matrix.h): [k / 2][16][2].
 //
-// ints: w = fma(q, scale, offset), the offset of a matrix without offsets being -zero * scale; fp8: w = code
-// * scale; both rounded to bf16, ties to even. Ints of 4 bits are rounded to multiples of 2^-7 of the power
-// of two below their group's largest magnitude, which are bf16 too and cost one subtraction: for a single
-// row, decoding is what takes the time.
+// ints: w = fma(q, d, o) cut off to bf16, d being scale * kCut and o being offset * kCut, or -zero * d if the
+// matrix has no offsets; fp8: w = code * (scale * kCut), cut off. For a single row decoding is what takes the
+// time, and cutting off costs one operation, rounding three.
 #pragma once
 
 #include "kernels/codes.h"
@@ -14,68 +13,85 @@ namespace ff::FF_NS {
 constexpr int kUnit = 32;  // k that a decoder writes at once: one cache line a column, 1 KiB a tile
 constexpr int kUnitValues = kUnit * kTile;
 
-// w = at(q) of a group of ints of 4 bits, for sixteen columns.
-class Grid {
- public:
-  FF_INLINE Grid(F scale, F offset) : scale_(scale) {
-    const F top = max(max(abs(offset), abs(fma(set1(15.0f), scale, offset))), set1(0x1p-80f));
-    // The last bit of numbers of this size is the grid's step.
-    large_ = mul(power_below(top), set1(1.5f * 0x1p16f));
-    offset_ = add(offset, large_);
-  }
-  FF_INLINE F at(F q) const { return sub(fma(q, scale_, offset_), large_); }
+// What cutting off a mantissa of 8 bits takes away on average, if magnitudes are spread evenly over their
+// logarithms: 2^-8 E[1 / m] = 2^-8 / (2 ln 2). With it the error has no bias and a standard deviation of
+// 0.175 %; rounding has 0.166 %.
+constexpr float kCut = 1.0f + 0x1p-8f * 0.72134752f;
 
- private:
-  F scale_, offset_, large_;
+// The weights of a group of ints, for sixteen columns, before they are cut off.
+struct Scales {
+  F d, o;
+  FF_INLINE F at(F q) const { return fma(q, d, o); }
+  FF_INLINE F at(I q) const { return at(to_float(q)); }
 };
+
+// p: behind the ints.
+template <bool OFFSET>
+static FF_INLINE Scales load_scales(const uint8_t* p, bool wide, F minus_zero) {
+  const F cut = set1(kCut), d = mul(load_scale(p, wide), cut);
+  return {d, OFFSET ? mul(load_scale(p + kTile * (wide ? 4 : 2), wide), cut) : mul(minus_zero, d)};
+}
+
+// Calls body(k, w0, w1) for each pair of k of a group in ascending order, the weights cut off neither.
+template <int BITS, int GROUP, class Body>
+static FF_INLINE void each_pair(const uint8_t* p, const Scales& s, Body&& body) {
+  constexpr int steps = GROUP / 4;
+  if constexpr (BITS == 4) {
+    FF_UNROLL(4)
+    for (int i = 0; i < steps / 2; i++) {
+      const B x = bload(p + 64 * i);
+      body(4 * i, s.at(nibble<0>(x)), s.at(nibble<2>(x)));
+      body(4 * i + 2, s.at(nibble<4>(x)), s.at(nibble<6>(x)));
+    }
+    FF_UNROLL(4)
+    for (int i = 0; i < steps / 2; i++) {
+      const B x = bload(p + 64 * i);
+      body(4 * i + GROUP / 2, s.at(nibble<1>(x)), s.at(nibble<3>(x)));
+      body(4 * i + GROUP / 2 + 2, s.at(nibble<5>(x)), s.at(nibble<7>(x)));
+    }
+  } else {
+    B w[steps];
+    unpack_group<BITS, GROUP>(p, w);
+    FF_UNROLL(8)
+    for (int i = 0; i < steps; i++) {
+      body(4 * i, s.at(byte<0>(w[i])), s.at(byte<1>(w[i])));
+      body(4 * i + 2, s.at(byte<2>(w[i])), s.at(byte<3>(w[i])));
+    }
+  }
+}
+
+template <int BITS, int GROUP, bool OFFSET>
+static FF_INLINE void prefetch_group(const uint8_t* p) {
+  constexpr int lines = (GROUP * BITS * 2 + (OFFSET ? 64 : 32) + 63) / 64;
+  FF_UNROLL(10)
+  for (int line = 0; line < lines; line++) prefetch(p + 4096 + 64 * line);
+}
 
 // Decodes one tile from its first k on. A unit of fewer than kUnit k is the last one of the matrix.
 template <int BITS, int GROUP, bool OFFSET>
 class IntDecoder {
  public:
   FF_INLINE IntDecoder(const Matrix& m, int tile)
-      : p_(m.data + size_t(tile) * m.tile_bytes()), zero_(float(-m.zero)), wide_(m.wide) {}
+      : p_(m.data + size_t(tile) * m.tile_bytes()),
+        bytes_(m.group_bytes()),
+        zero_(set1(float(-m.zero))),
+        wide_(m.wide) {}
   FF_INLINE void unit(int n, uint16_t* out) {
     group(out);
     if (GROUP < kUnit && n > GROUP) group(out + GROUP * kTile);
   }
 
  private:
-  static constexpr int kInts = GROUP * BITS * 2;  // bytes of a group
-
   FF_INLINE void group(uint16_t* out) {
-    constexpr int steps = GROUP / 4, lines = (kInts + (OFFSET ? 64 : 32) + 63) / 64;
-    FF_UNROLL(10)
-    for (int line = 0; line < lines; line++) prefetch(p_ + 4096 + 64 * line);
-    const int scale_bytes = kTile * (wide_ ? 4 : 2);
-    const F d = load_scale(p_ + kInts, wide_);
-    const F o = OFFSET ? load_scale(p_ + kInts + scale_bytes, wide_) : mul(set1(zero_), d);
-    if constexpr (BITS == 4) {
-      const Grid grid(d, o);
-      FF_UNROLL(4)
-      for (int s = 0; s < steps / 2; s++) {
-        const B x = bload(p_ + 64 * s);
-        uint16_t *low = out + 64 * s, *high = out + 64 * (s + steps / 2);
-        store_bf16_halves(low, grid.at(nibble<0>(x)), grid.at(nibble<2>(x)));
-        store_bf16_halves(low + 32, grid.at(nibble<4>(x)), grid.at(nibble<6>(x)));
-        store_bf16_halves(high, grid.at(nibble<1>(x)), grid.at(nibble<3>(x)));
-        store_bf16_halves(high + 32, grid.at(nibble<5>(x)), grid.at(nibble<7>(x)));
-      }
-    } else {
-      B w[steps];
-      unpack_group<BITS, GROUP>(p_, w);
-      FF_UNROLL(8)
-      for (int s = 0; s < steps; s++) {
-        uint16_t* to = out + 64 * s;
-        store_bf16_pairs(to, fma(to_float(byte<0>(w[s])), d, o), fma(to_float(byte<1>(w[s])), d, o));
-        store_bf16_pairs(to + 32, fma(to_float(byte<2>(w[s])), d, o), fma(to_float(byte<3>(w[s])), d, o));
-      }
-    }
-    p_ += kInts + scale_bytes * (OFFSET ? 2 : 1);
+    prefetch_group<BITS, GROUP, OFFSET>(p_);
+    const Scales s = load_scales<OFFSET>(p_ + GROUP * BITS * 2, wide_, zero_);
+    each_pair<BITS, GROUP>(p_, s, [&](int k, F w0, F w1) { store_bf16_cut(out + k * kTile, w0, w1); });
+    p_ += bytes_;
   }
 
   const uint8_t* p_;
-  float zero_;
+  size_t bytes_;
+  F zero_;
   bool wide_;
 };
 
@@ -92,8 +108,8 @@ class Fp8Decoder {
       prefetch(p_ + 4096);
       Pairs low, high;
       reader_.two(p_, low, high);
-      store_bf16_pairs(out, mul(even(low), scale_), mul(odd(low), scale_));
-      store_bf16_pairs(out + 32, mul(even(high), scale_), mul(odd(high), scale_));
+      store_bf16_cut(out, mul(even(low), scale_), mul(odd(low), scale_));
+      store_bf16_cut(out + 32, mul(even(high), scale_), mul(odd(high), scale_));
       p_ += 64, in_group_ -= 4, left_ -= 4;
     }
   }
@@ -101,7 +117,7 @@ class Fp8Decoder {
  private:
   FF_INLINE void start() {  // of a group; its scales are behind its codes
     in_group_ = left_ < group_ ? left_ : group_;
-    scale_ = load(reinterpret_cast<const float*>(p_ + size_t(in_group_) * kTile));
+    scale_ = mul(load(reinterpret_cast<const float*>(p_ + size_t(in_group_) * kTile)), set1(kCut));
   }
 
   CodeReader<code> reader_;

@@ -144,63 +144,56 @@ static void configure(Unit& unit, int rows) {
   unit.configure(shapes);
 }
 
-// A few rows over ints of 4 bits, without the unit: its sums in its order, but the weights never leave the
-// registers, which halves the time. x: [ROWS, k] in fp32.
-template <bool OFFSET, int ROWS>
-static void stream_nibbles(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
+// A few rows over ints, without the unit: its sums in its order, but the weights never leave the registers,
+// which halves the time. x: [ROWS, k] in fp32.
+template <int BITS, bool OFFSET, int ROWS>
+static void stream_ints(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
   const Matrix& m = *a.w;
-  const int bytes = int(m.group_bytes()), scale_bytes = kTile * (m.wide ? 4 : 2);
+  const size_t bytes = m.group_bytes(), stride = size_t(m.k);
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
   const F zero_point = set1(float(-m.zero));
   F y[ROWS];
-  FF_UNROLL(4)
+  FF_UNROLL(2)
   for (int r = 0; r < ROWS; r++) y[r] = zero();
-  for (int k = 0; k < m.k; k += 32, p += bytes) {
-    FF_UNROLL(6)
-    for (int line = 0; line < 5; line++) prefetch(p + 4096 + 64 * line);
-    const F d = load_scale(p + 256, m.wide);
-    const Grid grid(d, OFFSET ? load_scale(p + 256 + scale_bytes, m.wide) : mul(zero_point, d));
+  for (int k0 = 0; k0 < m.k; k0 += kUnit, p += bytes) {
+    prefetch_group<BITS, kUnit, OFFSET>(p);
+    const Scales s = load_scales<OFFSET>(p + kUnit * BITS * 2, m.wide, zero_point);
     F even[ROWS], odd[ROWS];
-    FF_UNROLL(4)
+    FF_UNROLL(2)
     for (int r = 0; r < ROWS; r++) even[r] = odd[r] = zero();
-    auto dot = [&](int at, F w0, F w1) {
-      FF_UNROLL(4)
+    each_pair<BITS, kUnit>(p, s, [&](int k, F w0, F w1) {
+      w0 = bf16_cut(w0), w1 = bf16_cut(w1);
+      FF_UNROLL(2)
       for (int r = 0; r < ROWS; r++) {
-        even[r] = fma(set1(x[size_t(r) * size_t(m.k) + size_t(k + at)]), w0, even[r]);
-        odd[r] = fma(set1(x[size_t(r) * size_t(m.k) + size_t(k + at + 1)]), w1, odd[r]);
+        even[r] = fma(set1(x[size_t(r) * stride + size_t(k0 + k)]), w0, even[r]);
+        odd[r] = fma(set1(x[size_t(r) * stride + size_t(k0 + k + 1)]), w1, odd[r]);
       }
-    };
-    FF_UNROLL(4)
-    for (int s = 0; s < 4; s++) {
-      const B q = bload(p + 64 * s);
-      dot(4 * s, grid.at(nibble<0>(q)), grid.at(nibble<2>(q)));
-      dot(4 * s + 2, grid.at(nibble<4>(q)), grid.at(nibble<6>(q)));
-    }
-    FF_UNROLL(4)
-    for (int s = 0; s < 4; s++) {
-      const B q = bload(p + 64 * s);
-      dot(4 * s + 16, grid.at(nibble<1>(q)), grid.at(nibble<3>(q)));
-      dot(4 * s + 18, grid.at(nibble<5>(q)), grid.at(nibble<7>(q)));
-    }
-    FF_UNROLL(4)
+    });
+    FF_UNROLL(2)
     for (int r = 0; r < ROWS; r++) y[r] = add(y[r], add(even[r], odd[r]));
   }
   for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, r, block_tile);
 }
 
-template <bool OFFSET>
-static void stream_nibbles(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
+template <int BITS, bool OFFSET>
+static void stream_ints(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
   const int k = a.w->k;
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < k; i += kLanes)
       store(x + size_t(r) * size_t(k) + i, load_bf16(a.act.bf16 + size_t(row0 + r) * a.act.q_stride + i));
   for (int t = tile0; t < tile1; t++) {
     if (rows == 1) {
-      stream_nibbles<OFFSET, 1>(a, x, t, t - tile0, row0);
+      stream_ints<BITS, OFFSET, 1>(a, x, t, t - tile0, row0);
     } else {
-      stream_nibbles<OFFSET, kFewRows>(a, x, t, t - tile0, row0);
+      stream_ints<BITS, OFFSET, kFewRows>(a, x, t, t - tile0, row0);
     }
   }
+}
+
+template <int BITS>
+static void stream_bits(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
+  if (a.w->has_offset) return stream_ints<BITS, true>(a, tile0, tile1, row0, rows, x);
+  stream_ints<BITS, false>(a, tile0, tile1, row0, rows, x);
 }
 
 struct Place {  // of a square in the matrix and in the block
@@ -262,10 +255,14 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
 template <class Unit>
 static void tile_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   const Matrix& m = *a.w;
-  if (m.elem == Elem::ints && m.bits == 4 && m.group == 32 && row1 - row0 <= kFewRows) {
+  if (m.elem == Elem::ints && m.group == kUnit && row1 - row0 <= kFewRows) {
     float* x = reinterpret_cast<float*>(scratch);
-    if (m.has_offset) return stream_nibbles<true>(a, tile0, tile1, row0, row1 - row0, x);
-    return stream_nibbles<false>(a, tile0, tile1, row0, row1 - row0, x);
+    switch (m.bits) {
+      case 4: return stream_bits<4>(a, tile0, tile1, row0, row1 - row0, x);
+      case 5: return stream_bits<5>(a, tile0, tile1, row0, row1 - row0, x);
+      case 6: return stream_bits<6>(a, tile0, tile1, row0, row1 - row0, x);
+      default: return stream_bits<8>(a, tile0, tile1, row0, row1 - row0, x);
+    }
   }
   Unit unit;
   uint16_t* decoded = reinterpret_cast<uint16_t*>(scratch);

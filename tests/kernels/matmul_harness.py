@@ -293,18 +293,16 @@ def decoded_to_bf16(m: Packed) -> Packed:
     assert m.q is not None
     assert m.scale is not None
     size = min(m.kind.group, m.k)
-    scale = np.repeat(m.scale, size, 1)[:, : m.k]
+    d = m.scale * np.float32(1 + 2.0**-8 * 0.72134752)
+    scale = np.repeat(d, size, 1)[:, : m.k]
     if m.kind.elem in FP8_FORMATS:
-        codes = FP8_FORMATS[m.kind.elem].decode(m.q.reshape(-1), m.q.shape)
-        return replace(m, w=from_bf16(bf16_bits(codes * scale)))
-    offset = np.float32(-m.kind.zero) * m.scale if m.offset is None else m.offset
-    q, offsets = m.q.astype(np.float32), np.repeat(offset, size, 1)
-    if m.kind.bits != 4:
-        return replace(m, w=from_bf16(bf16_bits(fma(q, scale, offsets))))
-    top = np.maximum(np.abs(offset), np.abs(fma(np.float32(15), m.scale, offset))).astype(np.float64)
-    step = np.repeat(2.0 ** (np.floor(np.log2(np.maximum(top, 2.0**-80))) - 7), size, 1)
-    start = np.rint(offsets / step) * step
-    return replace(m, w=(np.rint((q * scale.astype(np.float64) + start) / step) * step).astype(np.float32))
+        w = FP8_FORMATS[m.kind.elem].decode(m.q.reshape(-1), m.q.shape) * scale
+    else:
+        o = np.float32(-m.kind.zero) * d
+        if m.offset is not None:
+            o = m.offset * np.float32(1 + 2.0**-8 * 0.72134752)
+        w = fma(m.q.astype(np.float32), scale, np.repeat(o, size, 1))
+    return replace(m, w=(w.view(np.uint32) & 0xFFFF0000).view(np.float32))
 
 
 def emulate_f32(x: Floats, m: Packed) -> Floats:
