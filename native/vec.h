@@ -568,8 +568,7 @@ static FF_INLINE void transpose16(const uint32_t* from, size_t stride, uint32_t*
 #endif
 
 // dot_bf16: acc[i] + w[2i]*a[0] + w[2i+1]*a[1], 32 bf16 at w, a pair of bf16 broadcast.
-// store_bf16_pairs: stores a and b as 16 pairs of bf16 (ties to even; denormals may become zero).
-// store_bf16_cut: the same, cut off instead of rounded.
+// store_bf16_cut: as store_bf16_pairs, but cut off instead of rounded.
 // store_bf16_sum: stores low and high as 32 bf16 (ties to even; denormals may become zero) and returns sum[i]
 // + p[2i] + p[2i+1].
 #if defined(FF_BF16)
@@ -581,11 +580,6 @@ static FF_INLINE void store_bf16_cut(uint16_t* p, F a, F b) {
   const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
   _mm512_storeu_si512(p, _mm512_ternarylogic_epi32(even, high, _mm512_castps_si512(b.v), 0xf8));
 }
-static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
-                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v)));
-}
 static FF_INLINE F store_bf16_sum(uint16_t* p, F low, F high, F sum) {
   const __m512bh h = _mm512_cvtne2ps_pbh(high.v, low.v);
   _mm512_storeu_si512(p, (__m512i)h);
@@ -596,11 +590,6 @@ static FF_INLINE void store_bf16_cut(uint16_t* p, F a, F b) {
   uint32_t even[16], odd[16];
   store(reinterpret_cast<float*>(even), a), store(reinterpret_cast<float*>(odd), b);
   for (int i = 0; i < 16; i++) p[2 * i] = uint16_t(even[i] >> 16), p[2 * i + 1] = uint16_t(odd[i] >> 16);
-}
-static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
-  uint16_t even[16], odd[16];
-  store_bf16(even, a), store_bf16(odd, b);
-  for (int i = 0; i < 16; i++) p[2 * i] = even[i], p[2 * i + 1] = odd[i];
 }
 static FF_INLINE F dot_bf16(F acc, const uint16_t* w, uint32_t pair) {
   acc = fma(bf16_odd(w), set1(bf16_to_f32(uint16_t(pair >> 16))), acc);
