@@ -79,6 +79,9 @@ struct Square {
   int mask;     // of the index of a unit in w
   float* sums;  // [rows][2][16], what earlier stages came to and this one comes to
   bool load;
+  // Packed weights that the next pair of tiles will want, and bytes of them to fetch per unit.
+  const uint8_t* next;
+  int next_step;
 };
 
 // FIRST: these rows decode the weights.
@@ -103,6 +106,8 @@ static FF_INLINE void multiply(Unit& unit, const Square& s, Feeder& feed) {
   const size_t stride = s.x_stride * 2;
   for (int i = 0; i < s.units; i++, x += kUnit) {
     if (FIRST && i + kLead < s.decoded) feed.unit((i + kLead) & s.mask, RIGHT);
+    if (!FIRST)
+      for (int line = 0; line < s.next_step; line += 64) prefetch_l2(s.next + i * s.next_step + line);
     const uint16_t* w = s.w + size_t(i & s.mask) * Feeder::kUnitStride;
     unit.template load<4>(x, stride);
     unit.template load<6>(w, 64);
@@ -227,6 +232,11 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
   Square s{};
   s.x_stride = a.act.q_stride;
   s.mask = once && Feeder::kDecodes ? kRing - 1 : ~0;
+  // Rows after the first decode nothing; meanwhile memory is read for the pair that follows.
+  const uint8_t* next = a.w->data + size_t(at.tile + at.tiles) * a.w->tile_bytes();
+  const int later = ((row1 - row0 - 1) / kSquareRows) * (k / kUnit);
+  const bool fetches = Feeder::kDecodes && later > 0 && at.tile + 2 * at.tiles <= a.w->tiles();
+  s.next_step = fetches ? (int(size_t(at.tiles) * a.w->tile_bytes()) / later + 63) / 64 * 64 : 0;
   for (int k0 = 0; k0 < k; k0 += stage_k) {
     const int n = k - k0 < stage_k ? k - k0 : stage_k;
     s.units = n / kUnit;
@@ -242,6 +252,8 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
       if (Feeder::kDecodes && r == row0) {
         multiply<true>(unit, s, at.rows, at.tiles == 2, feed);
       } else {
+        s.next = next;
+        next += s.units * s.next_step;
         multiply<false>(unit, s, at.rows, at.tiles == 2, feed);
       }
       if (k0 + n == k)
