@@ -18,8 +18,8 @@ from fourfold.text.tokenizer import Tokenizer
 
 from .text import text
 
-LENGTHS: dict[ActivationDtype, int] = {"int8": 520, "float32": 75}
-"""Tokens; no multiple of a tile, and for int8 more than the largest chunk."""
+LENGTHS: dict[ActivationDtype, int] = {"int8": 520, "bfloat16": 520, "float32": 75}
+"""Tokens; no multiple of a tile, and but for float32 more than the largest chunk."""
 WATCHED = 16
 """One row in so many is compared."""
 CHUNKS = (16, 64, 512)

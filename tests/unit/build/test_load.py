@@ -97,7 +97,7 @@ def test_loading_builds_the_artefact_once_per_precision(
                 model=str(model), activation_dtype=activation, num_kv_blocks=8, max_num_batched_tokens=64
             )
             backend, info = load_engine_backend(config, lambda what, share: None)
-            if activation == "bfloat16":  # the same weights as float32
+            if activation == "bfloat16":  # the same weights as int8
                 expected = "mapped"
             assert f"({expected})" in info.description["artefact"]
             assert (info.vocab_size, info.max_model_len, info.num_blocks) == (131, 128, 8)
