@@ -80,8 +80,13 @@ def engine_options(command: F) -> F:
                 meanings={name: name for name in get_args(OffloadCompression)}, help=(
             "int8 halves what host memory and disk take; blocks that come back differ a little, so answers "
             f"may too. [default: {DEFAULTS.kv_offload_compression}]")),
+        click.option("--kv-pinned-share", "kv_pinned_share", type=click.FloatRange(0, 1),
+                     metavar="SHARE", help=(
+            "Of the KV cache, for prefixes pinned by POST /v1/cache/pin; one API key may take half of that. "
+            f"[default: {DEFAULTS.kv_pinned_share:g}]")),
         click.option("--kv-events-endpoint", "kv_events_endpoint", metavar="ENDPOINT", help=(
-            "ZeroMQ endpoint to publish KV events on, like tcp://127.0.0.1:5557. [default: none]")),
+            "ZeroMQ endpoint to publish KV events on, like tcp://127.0.0.1:5557. They hold all prompts, "
+            "and no key is asked for: keep it private. [default: none]")),
         click.option("--seed", "-s", "seed", type=click.IntRange(0, 2**64 - 1), help=(
             "Base of the seeds of requests without one. [default: from the operating system]")),
         spelled("--isa", "isa", meanings=ISAS, help="Instruction set of the kernels. [default: the best]"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
 
@@ -39,6 +40,14 @@ class EngineClient(Protocol):
         """The engine as it is when the running step ends. salts: whose prefixes it may name; None: all.
 
         Raises EngineDeadError.
+        """
+        ...
+
+    async def operate(self, operation: CacheOperation) -> CacheOutcome:
+        """Pins a prefix, ends or lists pins, or reads the log of KV events.
+
+        Raises EngineDeadError. Comes when the running step ends. Pins, and the numbers of events, end with
+        the engine's process.
         """
         ...
 

@@ -9,62 +9,24 @@ import zmq
 
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import Backend
-from fourfold.engine.cache import (
-    BlockMoved,
-    EventLog,
-    EventPage,
-    KVEvent,
-    KVEventSink,
-    PlainCache,
-    PrefixCache,
-    RadixCache,
-)
+from fourfold.engine.cache import EventLog, KVEventSink, PlainCache, PrefixCache, RadixCache
 from fourfold.engine.cache.pins import Pins
 from fourfold.engine.fetching import FetchQueue
+from fourfold.engine.operations import (
+    BlockMoved,
+    CacheOperation,
+    CacheOutcome,
+    KVEvent,
+    ListPins,
+    ReadEvents,
+    UnpinPrefix,
+)
 from fourfold.engine.tiers import Tiers, make_tiers
 from fourfold.errors import ConfigError, InvalidRequestError
-from fourfold.types import EngineEvent, EngineRequest, PinInfo, TierStats
+from fourfold.types import EngineEvent, EngineRequest, TierStats
 
 PUBLISH_HIGH_WATER = 4096
 """Messages kept for a slow subscriber; it sees a gap in their numbers after that."""
-
-
-class PinPrefix(msgspec.Struct, tag="pin"):
-    """owner: who may see and end the pin.  salt: whose cache the prefix is in."""
-
-    owner: str
-    salt: str
-    name: str
-    tokens: list[int]
-
-
-class UnpinPrefix(msgspec.Struct, tag="unpin"):
-    owner: str
-    name: str
-
-
-class ListPins(msgspec.Struct, tag="list_pins"):
-    owner: str
-
-
-class ReadEvents(msgspec.Struct, tag="read_events"):
-    """See EventLog.read."""
-
-    after: int
-    limit: int
-    salt: str | None
-
-
-CacheOperation = PinPrefix | UnpinPrefix | ListPins | ReadEvents
-
-
-class CacheOutcome(msgspec.Struct, omit_defaults=True):
-    """pins: the one made, those ended, or all. refused: why not, and the field at fault."""
-
-    pins: list[PinInfo] = []
-    events: EventPage | None = None
-    refused: str | None = None
-    param: str | None = None
 
 
 class KVCache:
@@ -147,6 +109,8 @@ class KVCache:
             return CacheOutcome([self.pins.pin(operation.owner, operation.salt, operation.name, tokens)])
         except InvalidRequestError as error:
             return CacheOutcome(refused=str(error), param=error.param)
+        except OverflowError:
+            return CacheOutcome(refused="token ids must fit 32 bits", param="prompt")
 
     def stats(self) -> TierStats:
         return TierStats() if self.tiers is None else self.tiers.stats()
@@ -174,6 +138,10 @@ def _wants_tiers(config: EngineConfig) -> bool:
 
 def _publisher(endpoint: str) -> zmq.Socket[bytes]:
     """PUB drops for a subscriber that does not keep up and never blocks."""
+    port = endpoint.rpartition(":")[2]
+    if endpoint.startswith("tcp://") and port.isascii() and port.isdigit() and not int(port[:6]) < 2**16:
+        # ZeroMQ takes what is left of the number in 16 bits.
+        raise ConfigError(f"kv_events_endpoint {endpoint!r} cannot be bound: ports end at {2**16 - 1}")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
     socket.sndhwm = PUBLISH_HIGH_WATER

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import Any, TypeVar
 
 from fourfold.engine.loop import Engine
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.engine.policy import check_request
 from fourfold.engine.streams import Stream, Streams
 from fourfold.errors import DeadlineError, EngineDeadError, InvalidRequestError, OverloadedError
@@ -128,6 +129,10 @@ class ThreadedEngine:
             stream = self._streams.get(line.request_id)
             line.request_id = line.request_id if stream is None else stream.request.request_id
         return view
+
+    async def operate(self, operation: CacheOperation) -> CacheOutcome:
+        """See EngineClient.operate."""
+        return await self._ask(lambda: self._engine.operate(operation))
 
     async def _ask(self, question: Callable[[], T]) -> T:
         """`question`'s answer, from the engine's thread."""

@@ -17,7 +17,8 @@ from fourfold.engine.batch import Backend, Batch, StepResult
 from fourfold.engine.cache import KVEventSink, RadixCache
 from fourfold.engine.compiling import CompileQueue
 from fourfold.engine.hottest import view_tree
-from fourfold.engine.kv import CacheOperation, CacheOutcome, KVCache
+from fourfold.engine.kv import KVCache
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.engine.outcome import check_result, refused_event
 from fourfold.engine.pacing import Pace
 from fourfold.engine.policy import Limits

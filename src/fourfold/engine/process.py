@@ -34,6 +34,8 @@ from fourfold.engine.wire import (
     Command,
     Heartbeat,
     LoadFailed,
+    Operate,
+    Operated,
     Output,
     Progress,
     Ready,
@@ -120,6 +122,8 @@ def serve(engine: Engine, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
                 outbox.send(Timelines(command.number, found))
             elif isinstance(command, AskView):
                 outbox.send(View(command.number, engine.view(command.salts)))
+            elif isinstance(command, Operate):
+                outbox.send(Operated(command.number, engine.operate(command.operation)))
             else:
                 return
         events = engine.step() if engine.has_work else []

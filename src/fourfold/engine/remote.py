@@ -14,14 +14,18 @@ import msgspec
 from fourfold.config import EngineConfig
 from fourfold.engine.child import EngineProcess
 from fourfold.engine.launch import DEFAULT_FACTORY
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.engine.streams import Stream, Streams
 from fourfold.engine.wire import (
     Abort,
     Add,
+    Answer,
     AskTimelines,
     AskView,
     Heartbeat,
     LoadFailed,
+    Operate,
+    Operated,
     Output,
     Progress,
     Ready,
@@ -125,7 +129,7 @@ class RemoteEngine:
         self._restarts = 0
         self._restart: asyncio.TimerHandle | None = None
         self._load_error: FourfoldError | None = None
-        self._questions: dict[int, asyncio.Future[Timelines | View]] = {}
+        self._questions: dict[int, asyncio.Future[Answer]] = {}
         self._asked = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -225,6 +229,12 @@ class RemoteEngine:
             line.request_id = line.request_id if stream is None else stream.request.request_id
         return view
 
+    async def operate(self, operation: CacheOperation) -> CacheOutcome:
+        """See EngineClient.operate."""
+        answer = await self._ask(lambda number: Operate(number, operation))
+        assert isinstance(answer, Operated)
+        return answer.outcome
+
     async def healthy(self) -> tuple[bool, str]:
         if self._state is not _State.READY:
             return False, self._reason or self._state.value
@@ -265,13 +275,13 @@ class RemoteEngine:
         self._child.close()
         self._fail_first(EngineDeadError(self._reason))
 
-    async def _ask(self, question: Callable[[int], AskTimelines | AskView]) -> Timelines | View:
+    async def _ask(self, question: Callable[[int], AskTimelines | AskView | Operate]) -> Answer:
         """Raises EngineDeadError if the engine is not there, or dies before it answers."""
         if self._state is not _State.READY:
             raise EngineDeadError(self._reason or self._state.value)
         self._asked += 1
         number = self._asked
-        answer: asyncio.Future[Timelines | View] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
         try:
             self._child.send(question(number))
@@ -279,7 +289,7 @@ class RemoteEngine:
         finally:
             del self._questions[number]
 
-    def _on_answer(self, report: Timelines | View) -> None:
+    def _on_answer(self, report: Answer) -> None:
         answer = self._questions.get(report.number)
         # Who asked may have given up.
         if answer is not None and not answer.done():
@@ -311,7 +321,7 @@ class RemoteEngine:
                     self._streams.fail(stream, refused.error())
         elif isinstance(report, Heartbeat):
             self._on_heartbeat(report.stats)
-        elif isinstance(report, Timelines | View):
+        elif isinstance(report, Answer):
             self._on_answer(report)
         elif isinstance(report, Ready):
             self._on_ready(report.model)

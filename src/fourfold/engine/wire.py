@@ -7,6 +7,7 @@ from typing import IO, Literal
 import msgspec
 
 from fourfold.config import EngineConfig
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.errors import DeadlineError, FourfoldError, InvalidRequestError, LoadError, OverloadedError
 from fourfold.timeline import EngineView, Timeline
 from fourfold.types import EngineEvent, EngineRequest, EngineStats, ModelInfo
@@ -59,7 +60,14 @@ class AskView(msgspec.Struct, tag="ask_view"):
     salts: list[str] | None
 
 
-Command = Add | Abort | Stop | AskTimelines | AskView
+class Operate(msgspec.Struct, tag="operate"):
+    """Answered by Operated of the same number. See Engine.operate."""
+
+    number: int
+    operation: CacheOperation
+
+
+Command = Add | Abort | Stop | AskTimelines | AskView | Operate
 
 
 class Progress(msgspec.Struct, tag="progress"):
@@ -138,7 +146,13 @@ class View(msgspec.Struct, tag="view"):
     view: EngineView
 
 
-Report = Progress | Ready | LoadFailed | Output | Heartbeat | Timelines | View
+class Operated(msgspec.Struct, tag="operated"):
+    number: int
+    outcome: CacheOutcome
+
+
+Answer = Timelines | View | Operated
+Report = Progress | Ready | LoadFailed | Output | Heartbeat | Answer
 
 
 def write_start(pipe: IO[bytes], start: Start) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fourfold.engine.client import EngineClient
-from fourfold.server import admin, debug
+from fourfold.server import admin, cache, debug
 from fourfold.server.answers import Formats
 from fourfold.server.chat import chat_completions
 from fourfold.server.completions import completions
@@ -39,6 +39,10 @@ _ROUTES: tuple[tuple[str, str, Handler, str], ...] = (
     ("POST", "/tokenize", tokenize, "Text or messages to token ids."),
     ("POST", "/v1/detokenize", detokenize, "Token ids to text."),
     ("POST", "/detokenize", detokenize, "Token ids to text."),
+    ("POST", "/v1/cache/pin", cache.pin, "Keep the KV of a prompt's beginning until it is unpinned."),
+    ("POST", "/v1/cache/unpin", cache.unpin, "End a pin."),
+    ("GET", "/v1/cache/pins", cache.pins, "List the caller's pins."),
+    ("GET", "/v1/cache/events", cache.events, "What changed in the prefix cache."),
     ("GET", "/health", admin.health, "Is the engine alive and making progress?"),
     ("GET", "/ping", admin.ping, "The same, where a platform expects it."),
     ("GET", "/metrics", admin.metrics, "Prometheus metrics."),

@@ -32,7 +32,7 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type=JSON)
 
 
-async def _answer(question: Awaitable[T]) -> T:
+async def answer_of_engine(question: Awaitable[T]) -> T:
     """Raises HTTPError 503 if the engine does not answer."""
     try:
         return await asyncio.wait_for(question, ENGINE_ANSWER_SECONDS)
@@ -46,7 +46,7 @@ async def trace(front: Front, request: Request) -> Response:
     name: str = request.path_params["id"]
     record = front.records.find(name, request.state.tenant)
     if record is not None:
-        timelines = await _answer(front.client.timelines(record.sequence_ids))
+        timelines = await answer_of_engine(front.client.timelines(record.sequence_ids))
         if any(timeline is not None for timeline in timelines) or not record.ended:
             return _json(trace_object(record, timelines))
     raise HTTPError(
@@ -94,7 +94,7 @@ async def status(front: Front, request: Request) -> Response:
 
 async def _view(front: Front, request: Request) -> EngineView:
     salts = [request.state.tenant] if front.settings.api_keys else None
-    return await _answer(front.client.view(salts))
+    return await answer_of_engine(front.client.view(salts))
 
 
 async def _view_or_stats(front: Front, request: Request) -> tuple[EngineView, str | None]:
@@ -102,7 +102,7 @@ async def _view_or_stats(front: Front, request: Request) -> tuple[EngineView, st
     try:
         return await _view(front, request), None
     except HTTPError as error:
-        stats = await _answer(front.client.stats())
+        stats = await answer_of_engine(front.client.stats())
         view = EngineView(stats=stats, requests=[], open_requests=stats.running + stats.waiting, tree=None)
         return view, str(error)
 

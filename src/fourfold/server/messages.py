@@ -10,7 +10,7 @@ from fourfold.answers import generic
 from fourfold.errors import InvalidRequestError
 from fourfold.server.errors import UnsupportedError
 from fourfold.server.front import Front, Prompt
-from fourfold.server.wire import ChatBody, TokenizeBody
+from fourfold.server.wire import ChatBody, PinBody, TokenizeBody
 from fourfold.text.chat import ChatTemplate
 
 MAX_MESSAGES = 4096
@@ -30,7 +30,7 @@ class Rendered:
 
 async def render(
     front: Front,
-    options: ChatBody | TokenizeBody,
+    options: ChatBody | PinBody | TokenizeBody,
     template: ChatTemplate,
     *,
     add_special_tokens: bool,

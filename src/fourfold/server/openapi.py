@@ -11,11 +11,13 @@ from starlette.responses import HTMLResponse, Response
 
 from fourfold._version import __version__
 from fourfold.server.errors import JSON
-from fourfold.server.wire import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from fourfold.server.wire import ChatBody, CompletionBody, DetokenizeBody, PinBody, TokenizeBody, UnpinBody
 
 _BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/cache/pin": PinBody,
+    "/v1/cache/unpin": UnpinBody,
     "/v1/tokenize": TokenizeBody,
     "/tokenize": TokenizeBody,
     "/v1/detokenize": DetokenizeBody,

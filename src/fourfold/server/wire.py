@@ -124,6 +124,31 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class PinBody(msgspec.Struct, kw_only=True):
+    """POST /v1/cache/pin: `prompt` (a text or token ids) or `messages`, as in the requests that it is for.
+
+    name: for unpin, and to replace a pin; made from the tokens if there is none.
+    """
+
+    model: str | None = None
+    name: str | None = None
+    prompt: str | list[Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class UnpinBody(msgspec.Struct, kw_only=True):
+    """POST /v1/cache/unpin."""
+
+    model: str | None = None
+    name: str
+
+
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /v1/detokenize. Special tokens are kept in the text unless skip_special_tokens is true."""
 

@@ -8,10 +8,7 @@ import pytest
 
 from fourfold.config import EngineConfig
 from fourfold.engine.cache import (
-    BlockRemoved,
-    BlockStored,
     BlockTable,
-    KVEvent,
     LedgerCounts,
     LedgerError,
     Moves,
@@ -19,6 +16,7 @@ from fourfold.engine.cache import (
     RadixCache,
 )
 from fourfold.engine.cache.node import Node
+from fourfold.engine.operations import BlockRemoved, BlockStored, KVEvent
 from fourfold.errors import ConfigError
 
 SIZE = 2

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from fourfold.engine.operations import CacheOperation, CacheOutcome
 from fourfold.errors import EngineDeadError, FourfoldError
 from fourfold.text.bpe import LibraryEncoder
 from fourfold.text.tokenizer import Tokenizer, TokenizerSpec
@@ -101,6 +102,8 @@ class FakeClient:
         self.mute = False
         self.tree: TreeView | None = None
         self.asked_salts: Sequence[str] | None = None
+        self.operations: list[CacheOperation] = []
+        self.outcome = CacheOutcome()
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent]:
         assert request.request_id not in self.active
@@ -178,6 +181,12 @@ class FakeClient:
             for name in sorted(self.active)
         ]  # fmt: skip
         return EngineView(stats=self.numbers, requests=lines, open_requests=len(lines), tree=self.tree)
+
+    async def operate(self, operation: CacheOperation) -> CacheOutcome:
+        if self.mute:
+            raise EngineDeadError("the engine died")
+        self.operations.append(operation)
+        return self.outcome
 
     async def healthy(self) -> tuple[bool, str]:
         return self.health

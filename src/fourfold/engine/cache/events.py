@@ -1,4 +1,4 @@
-"""What changed in the prefix cache, for routers and other tiers that want to know what is where.
+"""The log of what changed in the prefix cache, for routers and other tiers that want to know what is where.
 
 Numbered from 1 without gaps. The log keeps the last ones; who reads further back is told how many are lost.
 """
@@ -10,63 +10,13 @@ import os
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Literal
 
-import msgspec
-
-Tier = Literal["device", "host", "disk"]
-"""Where a block lives: the pool that is computed in, memory below it, disk."""
+from fourfold.engine.operations import MAX_PAGE, BlockMoved, EventPage, KVEvent
 
 DIGEST_BYTES = 16
 LOG_EVENTS = 8192
-MAX_PAGE = 1024
 
-
-class BlockStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
-    """A full block became reusable. digest names the whole prefix up to and with this block.
-
-    salt: whose it is.  tokens: the block's own, not those before.
-    """
-
-    digest: bytes
-    parent: bytes
-    salt: str
-    tokens: tuple[int, ...]
-    tier: Tier = "device"
-
-
-class BlockRemoved(msgspec.Struct, frozen=True, tag="removed", array_like=True):
-    """The block of that prefix is gone from that tier."""
-
-    digest: bytes
-    salt: str
-    tier: Tier = "device"
-
-
-class BlockMoved(msgspec.Struct, frozen=True, tag="moved", array_like=True):
-    """A block, stored before, is (or is no more) in a tier below the pool."""
-
-    digest: bytes
-    tier: Tier
-    present: bool
-
-
-KVEvent = BlockStored | BlockRemoved | BlockMoved
 KVEventSink = Callable[[KVEvent], None]
-
-
-class EventPage(msgspec.Struct, kw_only=True):
-    """epoch: of this engine process; numbers begin anew with another one.
-    last: number of the last event there is.  lost: how many of those asked for are not kept any more.
-    numbered: (number, event), ascending; numbers are missing only where events of others were left out.
-    more: whether there are further ones after the last one given.
-    """
-
-    epoch: str
-    last: int
-    lost: int
-    numbered: list[tuple[int, KVEvent]]
-    more: bool
 
 
 class EventLog:

@@ -11,13 +11,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 from fourfold.engine.cache.check import check_cache
-from fourfold.engine.cache.events import BlockRemoved, BlockStored, KVEventSink, block_digest, root_digest
+from fourfold.engine.cache.events import KVEventSink, block_digest, root_digest
 from fourfold.engine.cache.eviction import Leaves
 from fourfold.engine.cache.ledger import Ledger, LedgerError
 from fourfold.engine.cache.lower import LowerTier
 from fourfold.engine.cache.moves import Moves
 from fourfold.engine.cache.node import TOKEN_BYTES, Node
 from fourfold.engine.cache.table import BlockTable, Unknown
+from fourfold.engine.operations import BlockRemoved, BlockStored
 
 
 class RadixCache:
