@@ -20,6 +20,7 @@ for _ in range(500):
 HOSTILE: dict[str, dict[str, Any]] = {
     "catastrophic regex": {"guided_regex": "((a{1,1000}){1,1000}){1,1000}"},
     "nested repeats in a pattern": {"guided_json": {"type": "string", "pattern": "^(((x?){99}){99}){99}$"}},
+    "nested repeats in a regex": {"guided_regex": "((((((x?){10}){10}){10}){10}){10}){10}"},
     "deep recursion": {"guided_json": DEEP},
     "a reference to nothing but itself": {"guided_json": {"$ref": "#"}},
     "10 MB schema": {"guided_json": {"description": "x" * (10 << 20), "type": "string"}},
@@ -30,7 +31,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
         f"{chr(97 + i)}: " + " ".join([chr(98 + i)] * 30) for i in range(20)) + "\nu: /x/"}},
 }  # fmt: skip
 MAY_BE_SERVED = {
-    "catastrophic regex", "nested repeats in a pattern", "20,000 long names", "a grammar of references",
+    "catastrophic regex", "20,000 long names", "a grammar of references",
 }  # fmt: skip
 """Large, but within the limits: nothing here backtracks."""
 
@@ -93,9 +94,9 @@ def test_hostile_constraints(tiny_server: Server) -> None:
         f"ITL alone: median {middle * 1e3:.2f} ms, max {max(alone) * 1e3:.1f} ms; beside hostile "
         f"constraints: median {typical * 1e3:.2f} ms, max {max(beside) * 1e3:.1f} ms, {len(beside)} gaps"
     )
-    assert max(seconds for _, seconds in took.values()) < 5
+    assert max(seconds for _, seconds in took.values()) < 10, took
     assert typical < 2 * middle + 0.005
-    assert max(beside) < 1.0
+    assert max(beside) < max(1.0, 5 * max(alone))  # a machine that is busy otherwise stalls both
     tiny_server.await_idle()
 
 

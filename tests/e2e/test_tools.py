@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import jsonschema
 import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict
 
-from .running import running
+from .running import Server, running
 from .tiny import write_tiny_model
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Paris for the next 3 days?"}]
@@ -105,6 +106,45 @@ def test_a_round_of_tools(real: OpenAI) -> None:
     assert second.finish_reason == "stop"
 
 
+@pytest.mark.slow
+def test_required_calls_are_valid_whatever_is_drawn(real: OpenAI) -> None:
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    answer = real.chat.completions.create(
+        model="smollm2", messages=ASK, tools=TOOLS, tool_choice="required", temperature=1.5, seed=5, n=6,
+        max_tokens=400,
+    )  # fmt: skip
+    for choice in answer.choices:
+        if choice.finish_reason == "length":
+            continue
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        for call in choice.message.tool_calls or ():
+            jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+
+
+@pytest.mark.slow
+def test_strict_tools_hold_once_a_call_begins(real: OpenAI, real_server: Server) -> None:
+    """tool_choice auto: the answer is continued from the tag, after which only a valid call may come."""
+    begun = [*ASK, {"role": "assistant", "content": "Let me look.\n<tool_call>"}]
+    body: Any = {"continue_final_message": True}
+    for seed in range(3):
+        answer = real.chat.completions.create(
+            model="smollm2",
+            messages=begun,
+            tools=TOOLS,
+            temperature=1,
+            seed=seed,
+            max_tokens=150,
+            extra_body=body,
+        )
+        assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    free = real.chat.completions.create(
+        model="smollm2", messages=ASK, tools=TOOLS, temperature=0, max_tokens=20
+    )
+    assert free.choices[0].message.content
+    real_server.await_idle()
+
+
 def test_bad_tools_are_refused_and_the_next_works(real: OpenAI) -> None:
     """B64."""
     for bad in (
@@ -152,3 +192,27 @@ def test_budgets_of_reasoning(thinker: OpenAI, budget: int) -> None:
         # The tag that ends it is one more token.
         assert answer.usage.completion_tokens_details.reasoning_tokens <= budget + 1
         assert answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_schema_after_the_reasoning(thinker: OpenAI, unique: bool) -> None:
+    """By grammar, and by validation (uniqueItems)."""
+    schema = {
+        "type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 3, "uniqueItems": unique,
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for seed in range(3):
+        answer = ask_thinker(thinker, 10, seed=seed, max_tokens=300, response_format=form)
+        jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_streams_of_reasoning(thinker: OpenAI) -> None:
+    ask: dict[str, Any] = {"seed": 3, "max_tokens": 60}
+    whole = ask_thinker(thinker, 20, **ask).choices[0].message
+    reasoning, content = "", ""
+    for chunk in ask_thinker(thinker, 20, stream=True, **ask):
+        delta = chunk.choices[0].delta
+        reasoning += (delta.model_extra or {}).get("reasoning_content") or ""
+        content += delta.content or ""
+    assert (reasoning, content) == (whole.reasoning_content, whole.content)

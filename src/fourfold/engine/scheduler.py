@@ -270,7 +270,7 @@ class Scheduler:
         if (
             guide is not None
             and guide.error is None
-            and guide.rejections
+            and guide.validates
             and self._take_back(seq, guide, None)
         ):
             return None

@@ -132,9 +132,10 @@ class Compiler:
 
     def _check_start(self, matcher: LLMatcher, constraint: Constraint) -> None:
         """A grammar can be well-formed and have no text at all ({"$ref": "#"}), or need too much for its
-        first mask."""
+        first mask or for the text that it begins with."""
         first = matcher.deep_copy()
         mask = first.compute_bitmask()
+        first.consume_tokens(first.compute_ff_tokens())
         if first.is_error() or not any(mask):
             reason = first.get_error().partition("\n")[0][:300] or "no token can begin it"
             raise InvalidRequestError(

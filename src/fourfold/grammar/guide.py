@@ -17,6 +17,8 @@ from fourfold.types import Constraint
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_DEAD_END = "NoExtensionBias"
+"""llguidance's word for a place where no text can follow."""
 MAX_REJECTIONS = 64
 """Times that validation may refuse an answer, or its beginning, in one request."""
 _ATTEMPTS_AT_VALUE = 8
@@ -35,6 +37,8 @@ class Guide:
         "_after",
         "_choices",
         "_counted",
+        "_dead",
+        "_dead_ends",
         "_ended",
         "_excluded",
         "_fresh",
@@ -66,8 +70,10 @@ class Guide:
         self._validator = None if constraint.schema is None else Validator(json.loads(constraint.schema))
         self._after = constraint.after
         self._counted = constraint.counted
-        self._fresh = matcher.deep_copy() if constraint.counted and constraint.schema else None
-        """For going back: a reset does not take back what was counted."""
+        self._fresh = matcher.deep_copy() if constraint.schema else None
+        """For going back: a reset takes back neither what was counted nor an error."""
+        self._dead, self._dead_ends = False, 0
+        """Whether the grammar let the answer come to where nothing can follow, and how often it did."""
         self._ended = False
         """Whether a value may have ended since the last look."""
         self._furthest, self._stuck = -1, 0
@@ -84,26 +90,39 @@ class Guide:
     @property
     def finished(self) -> bool:
         """Nothing can follow but the end."""
-        return self.error is None and bool(self._matcher.is_stopped())
+        return self.error is None and not self._dead and bool(self._matcher.is_stopped())
 
     def fill_masks(self, rows: NDArray[np.uint32], draft: Sequence[int], places: Sequence[int]) -> None:
         """rows: [places, words], contiguous. Row i gets a set bit for each token that may come after the
         first places[i] tokens of `draft` (see `draft`); all zeros if none may, or if the constraint failed
         (see error). places ascend from 0."""
-        at = 0
+        # A dead end is an error of the matcher's for good; one that a guess leads to must not be this one's.
+        ahead = self.validates and places[-1] > 0
+        matcher = self._matcher.deep_copy() if ahead else self._matcher
+        at, dead = 0, self._dead
         for row, place in zip(rows, places, strict=True):
-            if self.error is None:
+            if self.error is None and not dead:
                 for token in draft[at:place]:
-                    self._matcher.consume_token(token)
+                    matcher.consume_token(token)
                 at = place
-                self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-                if self._matcher.is_error():
-                    self.error = self._matcher.get_error()[:500] or "the grammar engine gave up"
-            if self.error is not None:
+                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                if matcher.is_error():
+                    dead = self._notice(matcher.get_error()[:500] or "the grammar engine gave up", place)
+            if self.error is not None or dead:
                 row[:] = 0
             for token in self._excluded.get(self._length + place, ()):
                 row[token >> 5] &= ~np.uint32(1 << (token & 31))
-        self._back(at)
+        if not ahead:
+            self._back(at)
+
+    def _notice(self, error: str, place: int) -> bool:
+        """Whether it is a dead end, out of which another choice leads; the answer as it is stands in it if
+        `place` is 0."""
+        if not (self.validates and error.startswith(_DEAD_END)):
+            self.error = error
+            return False
+        self._dead = self._dead or place == 0
+        return True
 
     def look(self, row: NDArray[np.uint32]) -> None:
         """Notes whether the next token was a choice: `row` is the mask that it is drawn under. Only needed
@@ -120,7 +139,7 @@ class Guide:
         """
         tokens: list[int] = []
         places = [0]
-        if self._counted:
+        if self._counted or self._dead:
             return tokens, places  # llguidance does not take back what it counted
         queue = list(guesses)
         while self.error is None and len(tokens) < room and len(places) <= most:
@@ -169,7 +188,7 @@ class Guide:
         return self._forced(most, 0)
 
     def _forced(self, most: int, ahead: int) -> list[int]:
-        if self.error is not None or most <= 0 or self._excluded.get(self._length + ahead):
+        if self.error is not None or self._dead or most <= 0 or self._excluded.get(self._length + ahead):
             return []
         return list(self._matcher.compute_ff_tokens()[:most])
 
@@ -196,7 +215,8 @@ class Guide:
             return Violation((), f"cannot be validated: {error}") if finished else None
 
     def take_back(self, answer: Sequence[int], violation: Violation | None) -> int | None:
-        """Goes back to a choice in what `violation` names (without one: to the last), for another draw.
+        """Goes back to a choice in what `violation` names, for another draw. Without one no token was left:
+        to the last choice if all were refused before, ever further out of what the grammar calls a dead end.
 
         Returns the position: `answer` must be cut to that many tokens. None if there is no choice left to
         change or too much was refused already.
@@ -204,11 +224,21 @@ class Guide:
         self.rejections += 1
         if self.rejections > MAX_REJECTIONS or not self._choices:
             return None
-        position = self._choices[-1] if violation is None else self._choice_for(answer, violation)
+        if violation is None:
+            position = self._choice_before_dead_end()
+        else:
+            position = self._choice_for(answer, violation)
         self._excluded = {at: ids for at, ids in self._excluded.items() if at <= position}
         self._excluded.setdefault(position, set()).add(answer[position])
         self._rewind(position, answer)
         return position
+
+    def _choice_before_dead_end(self) -> int:
+        if self._excluded.get(self._length):
+            return self._choices[-1]
+        back = self._dead_ends * (self._dead_ends + 1) // 2
+        self._dead_ends += 1
+        return self._choices[-1 - back % len(self._choices)]
 
     def _choice_for(self, answer: Sequence[int], violation: Violation) -> int:
         """The last choice in the refused value. If that brought nothing: of a text or number the first one,
@@ -245,10 +275,9 @@ class Guide:
     def _rewind(self, position: int, answer: Sequence[int]) -> None:
         self._choices = [at for at in self._choices if at < position]
         if self._fresh is None:
-            self._matcher.reset()
-        else:
-            self._matcher = self._fresh.deep_copy()
-        self.error = None
+            raise ValueError("only an answer that is validated can be taken back")
+        self._matcher = self._fresh.deep_copy()
+        self.error, self._dead = None, False
         self._length = position
         if not self._matcher.consume_tokens(list(answer[:position])):
             self.error = f"the constraint cannot be taken back to token {position}"

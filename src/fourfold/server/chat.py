@@ -31,7 +31,7 @@ from fourfold.server.stream import EventStream, Watched
 from fourfold.server.tools import mistral_call_id, openai_call_id, read_tools
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import ChatBody
-from fourfold.types import MAX_LOGPROBS, Constraint
+from fourfold.types import MAX_LOGPROBS
 
 encode = msgspec.json.encode
 
@@ -181,7 +181,9 @@ async def chat_completions(front: Front, request: Request) -> Response:
         legacy=tooling.legacy,
         call_id=mistral_call_id if short_ids else openai_call_id,
     )
-    headers = guarantee_headers(promised)
+    # Strict tools of a model whose calls no grammar can begin: they are hoped for.
+    headers = guarantee_headers(promised, hoped=tooling.strict)
+    guarantee = guarantee_body(promised, hoped=tooling.strict)
     if body.stream:
         head = encode(asked.head("chat.completion.chunk"))[:-1]
         chunks = events(generation, asked.n, head, wanted, asked.chunk_content)
@@ -190,7 +192,7 @@ async def chat_completions(front: Front, request: Request) -> Response:
         )
 
     async def answer() -> Response:
-        return await _answer(asked, generation, promised, headers)
+        return await _answer(asked, generation, guarantee, headers)
 
     return Watched(answer, front.open_work)
 
@@ -206,7 +208,7 @@ def _opening(asked: Asked, head: bytes) -> bytes:
 
 
 async def _answer(
-    asked: Asked, generation: Generation, constraint: Constraint | None, headers: Mapping[str, str]
+    asked: Asked, generation: Generation, guarantee: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Response:
     choices = await collect(generation, asked.n)
     body = asked.head("chat.completion") | {
@@ -221,7 +223,7 @@ async def _answer(
             for index, choice in enumerate(choices)
         ],
         "usage": generation.usage.as_dict(),
-        **guarantee_body(constraint),
+        **guarantee,
         **await generation.trace_field(),
     }
     if asked.prompt_logprobs:

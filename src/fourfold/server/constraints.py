@@ -79,15 +79,18 @@ def _make(kind: Kind, content: Any, field: str) -> Constraint:
     return make_constraint(kind, content, field)
 
 
-def guarantee_headers(constraint: Constraint | None) -> dict[str, str]:
-    """X-Fourfold-Guarantee: by what the answer is valid, "grammar" or "validation"."""
-    return {} if constraint is None else {"X-Fourfold-Guarantee": constraint.guarantee}
+def guarantee_headers(constraint: Constraint | None, *, hoped: bool = False) -> dict[str, str]:
+    """X-Fourfold-Guarantee: by what the answer is valid, "grammar" or "validation"; "none" if one was asked
+    for and there is none (`hoped`)."""
+    if constraint is None:
+        return {"X-Fourfold-Guarantee": "none"} if hoped else {}
+    return {"X-Fourfold-Guarantee": constraint.guarantee}
 
 
-def guarantee_body(constraint: Constraint | None) -> dict[str, Any]:
+def guarantee_body(constraint: Constraint | None, *, hoped: bool = False) -> dict[str, Any]:
     """The same for a body, with the places in the schema that only validation guarantees."""
     if constraint is None:
-        return {}
+        return {"structured_output": {"guarantee": "none", "validated": []}} if hoped else {}
     return {"structured_output": {"guarantee": constraint.guarantee, "validated": list(constraint.unsaid)}}
 
 

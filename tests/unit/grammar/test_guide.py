@@ -123,6 +123,42 @@ def test_a_refused_answer_goes_on_elsewhere() -> None:
     assert mask(following).any()
 
 
+DEAD_END = {
+    "type": "object", "patternProperties": {"^[ab]{1}$": {"type": "integer"}}, "additionalProperties": False,
+    "properties": {"a": False, "b": False, "d": {"type": "integer"}}, "required": ["d"], "minProperties": 2,
+}  # fmt: skip
+"""No name is left after "d", and the grammar does not know before it is there."""
+
+
+def test_a_dead_end_is_taken_back() -> None:
+    """Until nothing is left to try; neither an error of the grammar's nor the end of an answer. A draft that
+    leads there does not lead the guide there."""
+    following = guide("json", DEAD_END)
+    answer = VOCABULARY.encode('{"d": 1')
+    rows = np.zeros((2, following.words), np.uint32)
+    draft = VOCABULARY.encode('{"d": 1, ')
+    following.fill_masks(rows, draft, (0, len(draft)))
+    assert rows[0].any()
+    assert not rows[1].any()
+    for token in answer:
+        assert mask(following)[token]
+        following.accept(token)
+    positions = []
+    for _ in range(MAX_REJECTIONS + 1):
+        while (allowed := np.flatnonzero(mask(following))).size:
+            following.accept(int(allowed[0]))
+            answer.append(int(allowed[0]))
+        assert following.error is None
+        assert not following.finished
+        position = following.take_back(answer, None)
+        if position is None:
+            break
+        positions.append(position)
+        del answer[position:]
+    assert position is None
+    assert following.rejections == len(positions) + 1 <= MAX_REJECTIONS + 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**60))
 def test_retries_end(draw: int) -> None:

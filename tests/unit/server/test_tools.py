@@ -244,6 +244,25 @@ async def test_strict_takes_what_a_grammar_can_say(http: httpx.AsyncClient) -> N
     await post(http, tools=[tool], tool_choice="required")
 
 
+async def test_strict_is_a_hope_where_calls_are_not_json() -> None:
+    """The openai client's helpers make every tool strict. The response says that nothing is guaranteed."""
+    engine = engine_with(TEMPLATE)
+    settings = ServerSettings(tool_call_parser="qwen3_coder")
+    transport = httpx.ASGITransport(create_app(engine, engine.tokenizer, settings))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for stream in (False, True):
+            body = {"messages": USER, "tools": [STRICT], "max_tokens": 4, "stream": stream}
+            response = await http.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200
+            assert response.headers["X-Fourfold-Guarantee"] == "none"
+            assert engine.requests[-1].constraint is None
+            if not stream:
+                assert response.json()["structured_output"] == {"guarantee": "none", "validated": []}
+        answer = await post(http, tools=[STRICT], tool_choice="required")
+        assert answer["structured_output"]["guarantee"] == "grammar"
+        assert "structured_output" not in await post(http, tools=[ADD])
+
+
 async def test_what_the_template_gets(http: httpx.AsyncClient, engine: FakeClient) -> None:
     messages = [
         *USER,

@@ -2,7 +2,7 @@
 
 `not` of cases that can be counted out (types, bounds, const and enum beside an enum, presence of a property)
 becomes what is left; oneOf whose branches exclude each other becomes anyOf; dependencies and conditionals
-become alternatives.
+become alternatives; minProperties of a few names becomes sets of required ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 from typing import Any
 
 from fourfold.grammar.schema.check import TYPES
+from fourfold.grammar.schema.counts import without_min_properties
 from fourfold.grammar.schema.validate import equal
 from fourfold.grammar.schema.walk import map_children
 
@@ -35,6 +36,7 @@ def rewrite(schema: Any) -> Any:
     node = _without_not(node)
     node = _without_conditional(node)
     node = _without_dependencies(node)
+    node = without_min_properties(node)
     if "oneOf" in node and "anyOf" not in node and _exclusive(node["oneOf"], node):
         node["anyOf"] = node.pop("oneOf")
     return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 MAX_PATTERN = 16_384
 """Characters."""
+MAX_COPIES = 20_000
+"""Parts, counts written out."""
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d+)(?:,\d*)?\}|.", re.DOTALL)
+"""An escape, a class, a count or a character."""
 
 
 class SlowPatternError(Exception):
@@ -24,6 +29,11 @@ def check_pattern(pattern: str) -> None:
         raise InvalidRequestError(
             f"a regular expression of {len(pattern)} characters is longer than the limit of {MAX_PATTERN}"
         )
+    if _copies(pattern) > MAX_COPIES:
+        raise InvalidRequestError(
+            f"the counts in the regular expression {pattern[:200]!r} come to more than {MAX_COPIES} parts "
+            "when written out; nest fewer of them or count less"
+        )
     import regex
 
     try:
@@ -33,6 +43,30 @@ def check_pattern(pattern: str) -> None:
         raise InvalidRequestError(
             f"the regular expression {pattern[:200]!r} is not valid{at}: {error.msg}"
         ) from error
+
+
+def _copies(pattern: str) -> int:
+    """How many parts `pattern` has, counts written out, {m,n} as m; beyond MAX_COPIES no exact number.
+
+    Compiling writes them out, holding the GIL: (x{99}){99}, nested thrice, takes two seconds."""
+    sums, last = [0], 0
+    for piece in _PIECE.finditer(pattern):
+        text = piece[0]
+        if piece[1] is not None:
+            more = last * (int(piece[1]) - 1) if len(piece[1]) < 7 else MAX_COPIES + 1
+            sums[-1] += max(more, 0)
+            last += max(more, 0)
+        elif text == "(":
+            sums.append(0)
+        elif text == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif text not in "|?*+^$)":
+            last = 1
+            sums[-1] += 1
+        if sums[-1] > MAX_COPIES:
+            break
+    return sums[-1]
 
 
 def found_in(pattern: str, text: str, seconds: float) -> bool:

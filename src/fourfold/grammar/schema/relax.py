@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from fourfold.errors import InvalidRequestError
+from fourfold.grammar.schema.counts import can_miscount
 from fourfold.grammar.schema.exact import rewrite
 from fourfold.grammar.schema.validate import _is_old
 from fourfold.grammar.schema.walk import Path, map_children, pointer
@@ -27,7 +28,7 @@ _NEVER = (
 """Keywords that the grammar compiler does not have."""
 _RIDERS = {"if": ("then", "else"), "contains": ("minContains", "maxContains")}
 """Keywords that mean nothing without another."""
-_BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "x-guidance"))
+_BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "minProperties", "x-guidance"))
 """A schema whose text has none of these is as it is what the compiler says it is."""
 _ANNOTATIONS = (
     "$anchor", "$comment", "$dynamicAnchor", "contentEncoding", "contentMediaType", "contentSchema",
@@ -124,6 +125,8 @@ class _Relaxer:
     def _simplify(self, path: Path, node: dict[str, Any]) -> None:
         if node.pop("uniqueItems", False) and node.get("maxItems", 2) > 1:
             self._note(path, "uniqueItems")
+        if can_miscount(node):
+            self._note(path, "minProperties")  # and keep it: it is right but for that
         if "oneOf" in node:
             self._note(path, "oneOf")
             branches = node.pop("oneOf")
