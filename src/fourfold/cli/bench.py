@@ -16,6 +16,7 @@ from fourfold.cli.base import LazyGroup
         "serve": ("fourfold.cli.bench_serve:serve", "Load on a server that speaks OpenAI's API."),
         "load": ("fourfold.cli.bench_load:load", "A server at and beyond its own capacity."),
         "itl": ("fourfold.cli.bench_load:itl", "What a long prompt does to answers that run."),
+        "kv": ("fourfold.cli.bench_kv:kv", "What the prefix cache saves, counted without a model."),
         "compare": ("fourfold.cli.bench_compare:compare", "This engine beside others, in one run."),
         "accuracy": (
             "fourfold.cli.bench_accuracy:accuracy",

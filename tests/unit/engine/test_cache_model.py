@@ -5,9 +5,16 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from fourfold.engine.cache import BlockTable, RadixCache
 from fourfold.engine.cache.node import Node
@@ -190,3 +197,17 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_steps() -> None:
+    """Long runs reach states that short ones do not: a tree that was full and empty many times."""
+    many = settings(
+        max_examples=500,
+        stateful_step_count=200,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=[Phase.generate],
+    )
+    run_state_machine_as_test(CacheMachine, settings=many)

@@ -1,0 +1,1 @@
+"""What the prefix cache saves and costs, counted with the real scheduler and no model."""
