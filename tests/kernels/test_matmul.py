@@ -44,7 +44,7 @@ from matmul_harness import (
 from fourfold import _native
 
 every_isa = pytest.mark.parametrize("isa", matmul_isas(), ids=[ISAS[i] for i in matmul_isas()])
-BLOCKS = [(4, 256), (4, 96), (1, 1), (2, 2), (3, 5), (2, 4), (4, 3)]
+BLOCKS = [(4, 256), (1, 1), (3, 5), (2, 4), (4, 3)]
 ULP = 2.0**-24
 TILE_UNITS = ("amx", "amx_emulated")
 
