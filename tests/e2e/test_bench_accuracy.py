@@ -58,7 +58,24 @@ def test_against_exact(tiny_model: Path, text: Path, capsys: pytest.CaptureFixtu
 
 
 def test_for_people(tiny_model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "accuracy", str(tiny_model), "--text", str(text), "-c", "128", "-t", "1"]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "accuracy",
+                str(tiny_model),
+                "--text",
+                str(text),
+                "-c",
+                "128",
+                "-t",
+                "1",
+                "--dtype",
+                "int8",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "int8 activations, bfloat16 KV cache; 235 tokens scored in 2 windows of 128" in out
     assert "KL divergence" in out

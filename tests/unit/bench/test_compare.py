@@ -292,6 +292,7 @@ class Serves(MadeUp):
         return ServerCommand([sys.executable, "-c", SERVER, str(needs.port)])
 
 
+@pytest.mark.slow
 def test_servers_under_load() -> None:
     peer = Serves("fourfold", [], [])
     loads = [
@@ -312,6 +313,7 @@ def test_servers_under_load() -> None:
     assert 5 < found["PSS of one stream"] <= found["peak RSS of one stream"] < 500
 
 
+@pytest.mark.slow
 def test_a_load_that_takes_too_long() -> None:
     loads = [ServerLoad("slow", 2, 1, 8, 14), ServerLoad("later", 1, 1, 8, 2)]
     result = compare([Serves("fourfold", [], [])], plan(1, workloads=[], loads=loads, timeout=1.0))

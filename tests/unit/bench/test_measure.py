@@ -147,7 +147,7 @@ def test_kernels(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels_module, "COLD_BYTES", 1 << 20)
     monkeypatch.setattr(kernels_module, "ENOUGH_OPERATIONS", 1e6)
     monkeypatch.setattr(kernels_module, "ATTENTION_CASES", (("decode", 2, 1, 40), ("prefill", 1, 16, 40)))
-    times = measure_kernels(model, EngineConfig(), 1, (1, 6), 2)
+    times = measure_kernels(model, EngineConfig(activation_dtype="int8"), 1, (1, 6), 2)
     assert all(each.seconds.low > 0 and each.speed > 0 for each in times)
     for rows in (1, 6):
         matmuls = [each for each in times if each.rows == rows and each.name.startswith("matmul")]
