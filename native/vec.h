@@ -2,9 +2,9 @@
 //
 // A kernel is written once over F (16 floats), I (16 int32) and B (64 bytes) and compiled once per
 // instruction set: isa/<name>.cpp defines FF_NS, one FF_ISA_* macro and, for instructions beyond it, FF_BF16
-// (AVX-512 BF16 and VBMI), FF_AVXVNNI (AVX2) or FF_TILES (see kernels/tile_unit.h), and includes the kernel
-// headers. Every function here gives the same bits on every instruction set (explicit fma, fixed reduction
-// order), except dot_bf16 and store_bf16_sum, whose hardware forms have their own rounding.
+// (AVX-512 BF16 and VBMI) or FF_AVXVNNI (AVX2), and includes the kernel headers. Every function here
+// gives the same bits on every instruction set (explicit fma, fixed reduction order), except dot_bf16 and
+// store_bf16_sum, whose hardware forms have their own rounding.
 //
 // Nothing in these headers may instantiate code from the C++ standard library: an inline function compiled
 // with AVX-512 flags could be the copy that the linker keeps for everyone.
