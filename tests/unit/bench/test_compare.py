@@ -20,7 +20,7 @@ from fourfold.bench.compare.openvino import openvino_peer
 from fourfold.bench.compare.peer import CannotRun, CannotStart, ServerCommand, ServerNeeds
 from fourfold.bench.compare.pinning import pinned_to
 from fourfold.bench.compare.run import Plan, compare
-from fourfold.bench.compare.serving import ServerLoad
+from fourfold.bench.compare.serving import SERVER_LOADS, ServerLoad, requests_of
 from fourfold.bench.compare.vllm import vllm_peer
 from fourfold.bench.compare.worker import Worker, WorkerPeer
 from fourfold.bench.engine import WORKLOADS, Workload
@@ -311,6 +311,21 @@ def test_servers_under_load() -> None:
     }  # fmt: skip
     assert 0 < found["start"] < 10
     assert 5 < found["PSS of one stream"] <= found["peak RSS of one stream"] < 500
+
+
+def test_free_and_constrained_chats_differ_in_the_schema_alone() -> None:
+    loads = [SERVER_LOADS[name] for name in ("serve-free", "serve-json")]
+    free, constrained = ([each.body for each in requests_of(load, "m", 1)] for load in loads)
+    assert len(free) == len(constrained) == 32
+    prompts = [str(body.pop("messages")) for body in (*free, *constrained)]
+    assert len(set(prompts)) == 64, "nothing of one load's prompts is cached by the other"
+    for with_schema, without in zip(constrained, free, strict=True):
+        asked = with_schema.pop("response_format")["json_schema"]["schema"]
+        assert len(asked["properties"]) == 8
+        assert without.pop("ignore_eos") is True
+        assert with_schema == without
+        assert (without["max_tokens"], without["temperature"]) == (160, 0.8)
+    assert len({body["seed"] for body in free}) == 32
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ def report() -> Report:
         figure("prefill-512", fourfold=(400.0, 400.0, 400.0)),
         figure("batch-32", fourfold=(1000.0, 2000.0, 3000.0)),
         figure("serve-32", fourfold=(1800.0, 1800.0, 1800.0), other=(900.0, 1800.0, 450.0)),
+        figure("serve-free", fourfold=(100.0, 100.0, 100.0)),
+        figure("serve-json", fourfold=(150.0, 160.0, 170.0)),
         figure("start", "s", fourfold=(0.5, 0.5, 0.5), other=(1.0, 0.25, 2.0)),
     ]
     result = Comparison(figures, [Note("other", "prefill-512", "no way")], [Note("slow", "start", "cold")])
@@ -52,7 +54,7 @@ def report() -> Report:
 
 def test_markdown(report: Report) -> None:
     lines = report.markdown().splitlines()
-    assert lines[:8] == [
+    assert lines[:10] == [
         "| m, 2 threads |  | fourfold | other | slow | ratio | of the limit |",
         "|---|---|---:|---:|---:|---:|---:|",
         "| decode, 1 stream, at depth 32 | tok/s | 10.0 (9.0..12.0) | 5.0 (5.0..5.0) | 2.0 "
@@ -61,11 +63,15 @@ def test_markdown(report: Report) -> None:
         "| 32 requests of 128+128 at once | tok/s | 2,000 (1,000..3,000) |  |  |  |  |",
         "| HTTP: 64 requests of 128+128, 32 at a time | tok/s | 1,800 (1,800..1,800) | 900 (450..1,800) |  "
         "| 2.00 (1.00..4.00) other | 90% of batch-32 |",
+        "| HTTP: 32 chats with free answers of 160 tokens, 16 at a time | tok/s | 100.0 (100.0..100.0) |  |  "
+        "|  |  |",
+        "| HTTP: the same, answers JSON of 8 fields by a schema | tok/s | 160.0 (150.0..170.0) |  |  |  "
+        "| 160% of serve-free |",
         "| server's start to first token | s | 0.50 (0.50..0.50) | 1.00 (0.25..2.00) |  "
         "| 2.00 (0.50..4.00) other |  |",
         "",
     ]
-    assert lines[9:] == [
+    assert lines[11:] == [
         "Versions: fourfold 1, other 2, slow 3.",
         "other, prefill-512: no way.",
         "slow, start: FAILED: cold",
@@ -74,10 +80,10 @@ def test_markdown(report: Report) -> None:
 
 def test_record(report: Report) -> None:
     record = json.loads(json.dumps(report.record()))
-    decode, *_, serve, start = record["figures"]
+    decode, *_, serve, _, _, start = record["figures"]
     assert decode["peers"]["other"]["fourfold_times_better"]["runs"] == [1.8, 2.0, 2.4]
     assert decode["peers"]["slow"]["fourfold_times_better"]["runs"] == [4.5, 5.0, 6.0]
     assert decode["peers"]["other"]["of_limit"] == 0.25
-    assert serve["of_own_offline"] == {"batch-32": 0.9}
+    assert serve["of_own"] == {"batch-32": 0.9}
     assert start["better"] == "less"
     assert record["gaps"] == [{"peer": "other", "what": "prefill-512", "reason": "no way"}]

@@ -9,14 +9,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 from fourfold.bench.compare.commands import SAID_CHARACTERS
 from fourfold.bench.compare.peer import CannotStart, ServerCommand
-from fourfold.bench.load.dataset import RandomItems, RequestShape
+from fourfold.bench.load.dataset import RECORD_SCHEMA, RandomItems, RequestShape, schema_items
 from fourfold.bench.load.http import Server
 from fourfold.bench.load.measure import Prepared, send
 from fourfold.bench.load.models import served_models
@@ -33,7 +33,11 @@ POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Requests of prompt tokens, the first `shared` of them the same for all, `concurrency` at a time."""
+    """Requests of prompt tokens, the first `shared` of them the same for all, `concurrency` at a time.
+
+    schema: instead, chats that ask for records (about `prompt` tokens), whose answers must follow it and are
+    of `output` tokens at most; {} for the same chats with free answers of full length. Temperature 0.8.
+    """
 
     name: str
     requests: int
@@ -41,6 +45,7 @@ class ServerLoad:
     prompt: int
     output: int
     shared: int = 0
+    schema: Mapping[str, Any] | None = None
 
 
 SERVER_LOADS = {
@@ -50,6 +55,8 @@ SERVER_LOADS = {
         ServerLoad("serve-8", 24, 8, 128, 128),
         ServerLoad("serve-32", 64, 32, 128, 128),
         ServerLoad("serve-shared", 32, 32, 1056, 32, shared=1024),
+        ServerLoad("serve-free", 32, 16, 64, 160, schema={}),
+        ServerLoad("serve-json", 32, 16, 64, 160, schema=RECORD_SCHEMA),
     )
 }
 
@@ -62,6 +69,17 @@ ONE_STREAM_KV_TOKENS = 4096
 def kv_tokens(load: ServerLoad) -> int:
     """Tokens of a KV cache that holds all requests in flight, in pages of up to 32 tokens, with one spare."""
     return load.concurrency * (-(-(load.prompt + load.output) // 32) * 32 + 32)
+
+
+def requests_of(load: ServerLoad, model: str, seed: int) -> list[Prepared]:
+    """seed: the same requests for the same one."""
+    if load.schema is None:
+        items = RandomItems(load.prompt - load.shared, load.output, prefix_len=load.shared)
+        return RequestShape(model).prepare(items.items(load.requests, seed))
+    shape = RequestShape(model, "chat", 0.8, seed=seed * load.requests, schema=load.schema or None)
+    # Prompts that no load before asked: what is cached of them would make this one cheaper.
+    first = 1000 * (2 * seed + bool(load.schema)) + 1
+    return shape.prepare(schema_items(load.requests, load.output, first))
 
 
 def free_port() -> int:
@@ -122,9 +140,7 @@ class RunningServer:
     def measure(self, load: ServerLoad, seed: int) -> LoadReport:
         """Raises FourfoldError if a request fails, for the others' figures would mean nothing, or if all take
         longer than the timeout."""
-        items = RandomItems(load.prompt - load.shared, load.output, prefix_len=load.shared)
-        requests = RequestShape(self._model).prepare(items.items(load.requests, seed))
-        run = asyncio.run(self._run(load, requests))
+        run = asyncio.run(self._run(load, requests_of(load, self._model, seed)))
         measured = report(run)
         if measured.errors:
             raise FourfoldError(f"{load.name}: {', '.join(measured.errors)}")

@@ -179,12 +179,43 @@ class RequestShape:
         return Prepared(COMPLETIONS if not chat else CHAT, body | dict(self.extra or {}), known)
 
 
-def schema_items(count: int, output_tokens: int) -> list[Item]:
-    """Requests for made-up records, for answers that must follow a schema."""
+RECORD_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "email": {"type": "string", "maxLength": 32},
+        "is_active": {"type": "boolean"},
+        "role": {"enum": ["admin", "editor", "viewer", "guest"]},
+        "score": {"type": "number"},
+        "tags": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 12},
+            "minItems": 1,
+            "maxItems": 4,
+        },
+        "address": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+            },
+            "required": ["city", "zip"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "age", "email", "is_active", "role", "score", "tags", "address"],
+    "additionalProperties": False,
+}
+"""Of the records that `schema_items` asks for: eight fields, as people extract them from texts."""
+
+
+def schema_items(count: int, output_tokens: int, first: int = 1) -> list[Item]:
+    """Requests for made-up records, numbered from `first`, for answers that must follow a schema."""
     return [
         Item(
             [{"role": "user", "content": f"Invent record number {i} of a fictional person, as JSON."}],
             output_tokens,
         )
-        for i in range(1, count + 1)
+        for i in range(first, first + count)
     ]
