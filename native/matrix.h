@@ -12,6 +12,12 @@ enum class Elem : int32_t { ints = 0, f32 = 1, f16 = 2, bf16 = 3, f8_e4m3 = 4, f
 
 constexpr bool is_fp8(Elem elem) { return elem == Elem::f8_e4m3 || elem == Elem::f8_e5m2; }
 
+// Which integers there are kernels for (kernels/int_kinds.h): those that some checkpoint format comes to.
+constexpr bool int_kind_exists(int bits, int group, bool has_offset) {
+  if (group == 16) return bits == 4 || (bits == 6 && !has_offset);
+  return group == 32 && (bits == 4 || bits == 5 || (bits == 8 && !has_offset));
+}
+
 // A matrix [n, k] (out features, in features); data is not owned. Columns n .. 16 * tiles() - 1 are zero.
 //
 // ints: w = scale * (q - zero) + offset per group of `group` consecutive k of one column. A tile is k / group

@@ -120,6 +120,7 @@ const char* Matrix::fault() const {
   if (elem != Elem::ints) return nullptr;
   if (bits != 4 && bits != 5 && bits != 6 && bits != 8) return "bits must be 4, 5, 6 or 8";
   if (group != 16 && group != 32) return "group must be 16 or 32";
+  if (!int_kind_exists(bits, group, has_offset)) return "no kernel takes these bits, group and offsets";
   if (k % group) return "k must be a multiple of the group";
   if (zero < 0 || zero > 255) return "zero must be between 0 and 255";
   if (zero && has_offset) return "a matrix has a zero point or offsets, not both";

@@ -350,10 +350,11 @@ static FF_INLINE void istore(int32_t* p, I x) {
   _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 8), x.b);
 }
 static FF_INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-static FF_INLINE void store_i8(int8_t* p, I x) {
-  int32_t t[16];
-  istore(t, x);
-  for (int i = 0; i < 16; i++) p[i] = int8_t(t[i]);
+static FF_INLINE void store_i8(int8_t* p, I x) {  // the low byte of each
+  const __m256i m = _mm256_set1_epi32(255);
+  const __m256i h =
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
 }
 
 static FF_INLINE B bload(const uint8_t* p) {
@@ -405,26 +406,13 @@ static FF_INLINE F nibble(B x) {
           _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x.b, 4 * j), m))};
 }
 #if defined(FF_AVXVNNI)
-static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
-  return _mm256_dpbusd_avx_epi32(acc, w, x);
-}
-#else
-// maddubs saturates at 2 * 255 * 127, so weights go in as low and high parts that cannot: exact for all
-// bytes.
-static FF_INLINE __m256i dot4(__m256i acc, __m256i w, __m256i x) {
-  const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(0x3f)), x);
-  const __m256i high =
-      _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 6), _mm256_set1_epi8(3)), x);
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(64)));
-}
-#endif
 static FF_INLINE I dot_u8s8(I acc, B w, const int8_t* a) {
   int32_t x;
   memcpy(&x, a, 4);
   const __m256i v = _mm256_set1_epi32(x);
-  return {dot4(acc.a, w.a, v), dot4(acc.b, w.b, v)};
+  return {_mm256_dpbusd_avx_epi32(acc.a, w.a, v), _mm256_dpbusd_avx_epi32(acc.b, w.b, v)};
 }
+#endif
 static FF_INLINE F bf16_even(const uint16_t* w) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)w), 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)(w + 16)), 16))};
@@ -449,10 +437,10 @@ static FF_INLINE float hmax(F x) {
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
 static FF_INLINE int32_t ihsum(I x) {
-  int32_t t[16], s = 0;
-  istore(t, x);
-  for (int i = 0; i < 16; i++) s += t[i];
-  return s;
+  const __m256i h = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
 }
 
 #else  // scalar: the oracle

@@ -126,27 +126,13 @@ class Fp8Decoder {
   int left_, group_, in_group_;
 };
 
-template <int BITS, class Body>
-static FF_INLINE void with_int_decoder(const Matrix& m, Body&& body) {
-  if (m.group == 32) {
-    if (m.has_offset) return body.template operator()<IntDecoder<BITS, 32, true>>();
-    return body.template operator()<IntDecoder<BITS, 32, false>>();
-  }
-  if (m.has_offset) return body.template operator()<IntDecoder<BITS, 16, true>>();
-  return body.template operator()<IntDecoder<BITS, 16, false>>();
-}
-
 // Calls body.operator()<Decoder>() with the decoder of the matrix, which is ints or fp8.
 template <class Body>
 static FF_INLINE void with_decoder(const Matrix& m, Body&& body) {
   if (m.elem == Elem::f8_e4m3) return body.template operator()<Fp8Decoder<Code::e4m3>>();
   if (m.elem == Elem::f8_e5m2) return body.template operator()<Fp8Decoder<Code::e5m2>>();
-  switch (m.bits) {
-    case 4: return with_int_decoder<4>(m, body);
-    case 5: return with_int_decoder<5>(m, body);
-    case 6: return with_int_decoder<6>(m, body);
-    default: return with_int_decoder<8>(m, body);
-  }
+  with_int_kind(
+      m, [&](auto kind) { body.template operator()<IntDecoder<kind.bits, kind.group, kind.offset>>(); });
 }
 
 }  // namespace ff::FF_NS

@@ -9,6 +9,8 @@
 // fp32: y = fma over k in ascending order. bf16: matmul_bf16.h; fp8: matmul_fp8.h.
 #pragma once
 
+#include "kernels/group_sum.h"
+#include "kernels/int_kinds.h"
 #include "kernels/unpack.h"
 #include "rows.h"
 
@@ -17,7 +19,8 @@ namespace ff::FF_NS {
 #if defined(FF_ISA_AVX512)
 constexpr int kRegRows = 3, kRegTiles = 4;  // 12 int + 12 float accumulators + 4 weights of 32 registers
 #else
-constexpr int kRegRows = 2, kRegTiles = 1;
+constexpr int kRegRows = 4,
+              kRegTiles = 1;  // 8 int accumulators of 16 registers; the float ones are in memory
 #endif
 
 static FF_INLINE F activate(Act act, F g) {
@@ -67,16 +70,12 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
   constexpr int kLines = (GROUP * BITS * 2 + (OFFSET ? 64 : 32) + 63) / 64;  // cache lines of a group
   const size_t ints = m.ints_bytes(), bytes = m.group_bytes();
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
-  const int8_t* q[ROWS];
-  const float* scales[ROWS];
-  const int32_t* sums[ROWS];
+  const int8_t* q = a.act.q + size_t(row0) * a.act.q_stride;
+  const float* scales = a.act.scale + size_t(row0) * a.act.scale_stride;
+  const int32_t* sums = row_sums(a.act, GROUP, row0);
+  const size_t sum_stride = a.act.sum_stride;
   F y[ROWS];
-  for (int r = 0; r < ROWS; r++) {
-    q[r] = a.act.q + size_t(row0 + r) * a.act.q_stride;
-    scales[r] = a.act.scale + size_t(row0 + r) * a.act.scale_stride;
-    sums[r] = row_sums(a.act, GROUP, row0 + r);
-    y[r] = zero();
-  }
+  for (int r = 0; r < ROWS; r++) y[r] = zero();
   F o[ROWS];
   for (int r = 0; r < ROWS; r++) o[r] = zero();
   for (int i = 0; i < a.outlier_count; i++) {
@@ -95,23 +94,21 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
       FF_UNROLL(10)
       for (int line = 0; line < kLines; line++) prefetch(p + 4096 + 64 * line);
       const F d = load_scale(p + ints, m.wide);
+      I i[ROWS][1];
+      FF_UNROLL(4)
+      for (int r = 0; r < ROWS; r++) i[r][0] = group_start<BITS, OFFSET>(m.zero, sums[r * sum_stride + g]);
+      add_products<BITS, GROUP / 4>(i, [&](int s, int) { return w[s]; }, q + g * GROUP, a.act.q_stride);
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
-        const int32_t sum = sums[r][g];
-        I even = OFFSET ? izero() : iset1(-m.zero * sum), odd = izero();
-        FF_UNROLL(8)
-        for (int s = 0; s < GROUP / 4; s += 2) {
-          even = dot_u8s8(even, w[s], q[r] + g * GROUP + 4 * s);
-          odd = dot_u8s8(odd, w[s + 1], q[r] + g * GROUP + 4 * s + 4);
-        }
-        const F f = to_float(iadd(even, odd));
+        const F f = to_float(i[r][0]);
         part[r] = sub ? fma(f, d, part[r]) : mul(f, d);
         if (OFFSET)
-          part[r] =
-              fma(to_float(iset1(sum)), load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
+          part[r] = fma(to_float(iset1(sums[r * sum_stride + g])),
+                        load_scale(p + ints + kTile * (m.wide ? 4 : 2), m.wide), part[r]);
       }
     }
-    for (int r = 0; r < ROWS; r++) y[r] = fma(part[r], set1(scales[r][block]), y[r]);
+    for (int r = 0; r < ROWS; r++)
+      y[r] = fma(part[r], set1(scales[size_t(r) * a.act.scale_stride + block]), y[r]);
   }
   for (int r = 0; r < ROWS; r++) finish(a, add(y[r], o[r]), row0 + r, tile, block_row + r, block_tile);
 }
@@ -155,7 +152,7 @@ static void unpack_panel(const Matrix& m, int tile0, int tiles, const Panel& to)
   }
 }
 
-template <int GROUP, bool OFFSET, int ROWS, int TILES>
+template <int BITS, int GROUP, bool OFFSET, int ROWS, int TILES>
 static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
                        int block_row) {
   const Matrix& m = *a.w;
@@ -177,20 +174,14 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
       I i[ROWS][TILES];
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
-        const I start = OFFSET ? izero() : iset1(-m.zero * sums[size_t(r) * a.act.sum_stride + g]);
+        const I start = group_start<BITS, OFFSET>(m.zero, sums[size_t(r) * a.act.sum_stride + g]);
         FF_UNROLL(4)
         for (int t = 0; t < TILES; t++) i[r][t] = start;
       }
-      FF_UNROLL(8)
-      for (int s = 0; s < GROUP / 4; s++, w += kRegTiles * 64) {
-        B b[TILES];
-        FF_UNROLL(4)
-        for (int t = 0; t < TILES; t++) b[t] = bload(w + 64 * t);
-        FF_UNROLL(4)
-        for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
-        for (int t = 0; t < TILES; t++)
-          i[r][t] = dot_u8s8(i[r][t], b[t], q + size_t(r) * a.act.q_stride + g * GROUP + 4 * s);
-      }
+      add_products<BITS, GROUP / 4>(
+          i, [&](int s, int t) { return bload(w + (s * kRegTiles + t) * 64); }, q + g * GROUP,
+          a.act.q_stride);
+      w += GROUP / 4 * kRegTiles * 64;
       FF_UNROLL(4)
       for (int r = 0; r < ROWS; r++) {
         FF_UNROLL(4)
@@ -233,17 +224,17 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
       finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
-template <int GROUP, bool OFFSET, int TILES>
+template <int BITS, int GROUP, bool OFFSET, int TILES>
 static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
                           int row1) {
   int r = row0;
   for (; r + kRegRows <= row1; r += kRegRows)
-    panel_rows<GROUP, OFFSET, kRegRows, TILES>(a, panel, tile, block_tile, r, r - row0);
-  if (kRegRows > 2 && row1 - r == 2) {
-    panel_rows<GROUP, OFFSET, 2, TILES>(a, panel, tile, block_tile, r, r - row0);
-  } else if (row1 - r == 1) {
-    panel_rows<GROUP, OFFSET, 1, TILES>(a, panel, tile, block_tile, r, r - row0);
+    panel_rows<BITS, GROUP, OFFSET, kRegRows, TILES>(a, panel, tile, block_tile, r, r - row0);
+  if (row1 - r >= 2) {
+    panel_rows<BITS, GROUP, OFFSET, 2, TILES>(a, panel, tile, block_tile, r, r - row0);
+    r += 2;
   }
+  if (r < row1) panel_rows<BITS, GROUP, OFFSET, 1, TILES>(a, panel, tile, block_tile, r, r - row0);
 }
 
 template <int BITS, int GROUP, bool OFFSET>
@@ -262,43 +253,24 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
         store(panel.column + (size_t(i) * kRegTiles + c) * 16,
               load_f16(a.outlier_columns + (size_t(t + c) * a.outlier_count + i) * kTile));
     if (tiles == kRegTiles) {
-      panel_columns<GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
+      panel_columns<kSumBits<BITS>, GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
     } else {  // the last tiles of a matrix
       for (int i = 0; i < tiles; i++) {
         Panel one{panel.w + 64 * i, panel.scale + 16 * i, panel.offset + 16 * i, panel.column + 16 * i};
-        panel_columns<GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
+        panel_columns<kSumBits<BITS>, GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
       }
     }
   }
 }
 
-template <int BITS, int GROUP, bool OFFSET>
-static void int8_rows(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
-  if (row1 - row0 <= kStreamRows) {
-    stream_block<BITS, GROUP, OFFSET>(a, tile0, tile1, row0, row1);
-  } else {
-    panel_block<BITS, GROUP, OFFSET>(a, tile0, tile1, row0, row1, scratch);
-  }
-}
-
-template <int BITS>
-static void int8_bits(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
-  const Matrix& m = *a.w;
-  if (m.group == 32) {
-    if (m.has_offset) return int8_rows<BITS, 32, true>(a, tile0, tile1, row0, row1, scratch);
-    return int8_rows<BITS, 32, false>(a, tile0, tile1, row0, row1, scratch);
-  }
-  if (m.has_offset) return int8_rows<BITS, 16, true>(a, tile0, tile1, row0, row1, scratch);
-  return int8_rows<BITS, 16, false>(a, tile0, tile1, row0, row1, scratch);
-}
-
 static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
-  switch (a.w->bits) {
-    case 4: return int8_bits<4>(a, tile0, tile1, row0, row1, scratch);
-    case 5: return int8_bits<5>(a, tile0, tile1, row0, row1, scratch);
-    case 6: return int8_bits<6>(a, tile0, tile1, row0, row1, scratch);
-    default: return int8_bits<8>(a, tile0, tile1, row0, row1, scratch);
-  }
+  with_int_kind(*a.w, [&](auto kind) {
+    if (row1 - row0 <= kStreamRows) {
+      stream_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1);
+    } else {
+      panel_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1, scratch);
+    }
+  });
 }
 
 // Any weights on fp32 activations: 64 k of a panel are decoded to fp32 and every row runs over them.

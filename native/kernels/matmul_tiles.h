@@ -150,9 +150,10 @@ static void configure(Unit& unit, int rows) {
 }
 
 // A few rows over ints, without the unit: its sums in its order, but the weights never leave the registers,
-// which halves the time. x: [ROWS, k] in fp32.
-template <int BITS, bool OFFSET, int ROWS>
-static void stream_ints(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
+// which halves the time. x: [ROWS, k] in fp32; k is a multiple of kUnit.
+template <class Kind, int ROWS>
+static void stream_tile_ints(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
+  constexpr int BITS = Kind::bits, GROUP = Kind::group;
   const Matrix& m = *a.w;
   const size_t bytes = m.group_bytes(), stride = size_t(m.k);
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
@@ -160,45 +161,43 @@ static void stream_ints(const MatmulArgs& a, const float* x, int tile, int block
   F y[ROWS];
   FF_UNROLL(2)
   for (int r = 0; r < ROWS; r++) y[r] = zero();
-  for (int k0 = 0; k0 < m.k; k0 += kUnit, p += bytes) {
-    prefetch_group<BITS, kUnit, OFFSET>(p);
-    const Scales s = load_scales<OFFSET>(p + kUnit * BITS * 2, m.wide, zero_point);
+  for (int k0 = 0; k0 < m.k; k0 += kUnit) {
     F even[ROWS], odd[ROWS];
     FF_UNROLL(2)
     for (int r = 0; r < ROWS; r++) even[r] = odd[r] = zero();
-    each_pair<BITS, kUnit>(p, s, [&](int k, F w0, F w1) {
-      w0 = bf16_cut(w0), w1 = bf16_cut(w1);
-      FF_UNROLL(2)
-      for (int r = 0; r < ROWS; r++) {
-        even[r] = fma(set1(x[size_t(r) * stride + size_t(k0 + k)]), w0, even[r]);
-        odd[r] = fma(set1(x[size_t(r) * stride + size_t(k0 + k + 1)]), w1, odd[r]);
-      }
-    });
+    FF_UNROLL(2)
+    for (int g = k0; g < k0 + kUnit; g += GROUP, p += bytes) {
+      prefetch_group<BITS, GROUP, Kind::offset>(p);
+      const Scales s = load_scales<Kind::offset>(p + GROUP * BITS * 2, m.wide, zero_point);
+      each_pair<BITS, GROUP>(p, s, [&](int k, F w0, F w1) {
+        w0 = bf16_cut(w0), w1 = bf16_cut(w1);
+        FF_UNROLL(2)
+        for (int r = 0; r < ROWS; r++) {
+          even[r] = fma(set1(x[size_t(r) * stride + size_t(g + k)]), w0, even[r]);
+          odd[r] = fma(set1(x[size_t(r) * stride + size_t(g + k + 1)]), w1, odd[r]);
+        }
+      });
+    }
     FF_UNROLL(2)
     for (int r = 0; r < ROWS; r++) y[r] = add(y[r], add(even[r], odd[r]));
   }
   for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, r, block_tile);
 }
 
-template <int BITS, bool OFFSET>
 static void stream_ints(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
   const int k = a.w->k;
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < k; i += kLanes)
       store(x + size_t(r) * size_t(k) + i, load_bf16(a.act.bf16 + size_t(row0 + r) * a.act.q_stride + i));
-  for (int t = tile0; t < tile1; t++) {
-    if (rows == 1) {
-      stream_ints<BITS, OFFSET, 1>(a, x, t, t - tile0, row0);
-    } else {
-      stream_ints<BITS, OFFSET, kFewRows>(a, x, t, t - tile0, row0);
+  with_int_kind(*a.w, [&](auto kind) {
+    for (int t = tile0; t < tile1; t++) {
+      if (rows == 1) {
+        stream_tile_ints<decltype(kind), 1>(a, x, t, t - tile0, row0);
+      } else {
+        stream_tile_ints<decltype(kind), kFewRows>(a, x, t, t - tile0, row0);
+      }
     }
-  }
-}
-
-template <int BITS>
-static void stream_bits(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
-  if (a.w->has_offset) return stream_ints<BITS, true>(a, tile0, tile1, row0, rows, x);
-  stream_ints<BITS, false>(a, tile0, tile1, row0, rows, x);
+  });
 }
 
 struct Place {  // of a square in the matrix and in the block
@@ -267,15 +266,8 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
 template <class Unit>
 static void tile_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   const Matrix& m = *a.w;
-  if (m.elem == Elem::ints && m.group == kUnit && row1 - row0 <= kFewRows) {
-    float* x = reinterpret_cast<float*>(scratch);
-    switch (m.bits) {
-      case 4: return stream_bits<4>(a, tile0, tile1, row0, row1 - row0, x);
-      case 5: return stream_bits<5>(a, tile0, tile1, row0, row1 - row0, x);
-      case 6: return stream_bits<6>(a, tile0, tile1, row0, row1 - row0, x);
-      default: return stream_bits<8>(a, tile0, tile1, row0, row1 - row0, x);
-    }
-  }
+  if (m.elem == Elem::ints && m.k % kUnit == 0 && row1 - row0 <= kFewRows)
+    return stream_ints(a, tile0, tile1, row0, row1 - row0, reinterpret_cast<float*>(scratch));
   Unit unit;
   uint16_t* decoded = reinterpret_cast<uint16_t*>(scratch);
   float* sums = reinterpret_cast<float*>(decoded + size_t(kStageK) * 2 * kTile);

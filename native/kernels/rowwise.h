@@ -90,7 +90,9 @@ static void prepare_rows(const PrepareArgs& a, int row0, int row1) {
     }
     if (a.want_bf16) {
       uint16_t* b = a.to.bf16 + size_t(r) * a.to.q_stride;
-      for (int i = 0; i < a.k; i++) b[i] = f32_to_bf16(x[i]);
+      int i = 0;
+      for (; i + kLanes <= a.k; i += kLanes) store_bf16(b + i, load(x + i));
+      for (; i < a.k; i++) b[i] = f32_to_bf16(x[i]);
       if (a.k & 1) b[a.k] = 0;
     }
   }

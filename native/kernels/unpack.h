@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/codes.h"
+#include "kernels/int_kinds.h"
 #include "matrix.h"
 #include "vec.h"
 
@@ -60,16 +61,6 @@ static void decode_group(const Matrix& m, const uint8_t* p, float* out, size_t s
   }
 }
 
-template <int GROUP>
-static void decode_ints(const Matrix& m, const uint8_t* p, float* out, size_t stride) {
-  switch (m.bits) {
-    case 4: return decode_group<4, GROUP>(m, p, out, stride);
-    case 5: return decode_group<5, GROUP>(m, p, out, stride);
-    case 6: return decode_group<6, GROUP>(m, p, out, stride);
-    default: return decode_group<8, GROUP>(m, p, out, stride);
-  }
-}
-
 template <Code code>
 static void decode_fp8(const Matrix& m, const uint8_t* tile, int k0, int n, float* out, size_t stride) {
   const CodeReader<code> reader;
@@ -108,11 +99,9 @@ static void decode_tile(const Matrix& m, int tile, int k0, int n, float* out, si
     case Elem::ints:
       for (int i = 0; i < n; i += m.group) {
         const uint8_t* group = p + size_t((k0 + i) / m.group) * m.group_bytes();
-        if (m.group == 32) {
-          decode_ints<32>(m, group, out + size_t(i) * stride, stride);
-        } else {
-          decode_ints<16>(m, group, out + size_t(i) * stride, stride);
-        }
+        with_int_kind(m, [&](auto kind) {
+          decode_group<kind.bits, kind.group>(m, group, out + size_t(i) * stride, stride);
+        });
       }
       return;
   }

@@ -80,11 +80,17 @@ class Kind:
         return f"int{self.bits}-g{self.group}-{shift}-{'fp32' if self.wide else 'fp16'}"
 
 
+INT_KINDS = [
+    *((4, group, offset) for group in (16, 32) for offset in (False, True)),
+    *((5, 32, offset) for offset in (False, True)),
+    (6, 16, False),
+    (8, 32, False),
+]
+"""(bits, group, with offsets) of the integers that some checkpoint format comes to."""
+
 INTS = [
     Kind("ints", bits, group, 0 if offset else 1 << (bits - 1), offset, wide)
-    for bits in (4, 5, 6, 8)
-    for group in (16, 32)
-    for offset in (False, True)
+    for bits, group, offset in INT_KINDS
     for wide in (False, True)
 ]
 DENSE = [Kind("f32"), Kind("f16"), Kind("bf16")]
@@ -160,6 +166,12 @@ def random_matrix(kind: Kind, n: int, k: int, seed: int = 0) -> Packed:
     groups = k // kind.group
     scale = (rng.standard_normal((n, groups)) / (1 << kind.bits)).astype(stored).astype(np.float32)
     offset = rng.standard_normal((n, groups)).astype(stored).astype(np.float32) if kind.offset else None
+    return packed_ints(kind, q, scale, offset)
+
+
+def packed_ints(kind: Kind, q: NDArray[np.uint8], scale: Floats, offset: Floats | None = None) -> Packed:
+    """q [n, k]; scale, offset [n, k / group], of the kind's width."""
+    n, k = q.shape
     data = aligned(
         _native.packed_bytes(n, k, 0, kind.bits, kind.group, kind.zero, offset is not None, kind.wide)
     )

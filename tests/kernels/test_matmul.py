@@ -38,6 +38,7 @@ from matmul_harness import (
     matmul,
     matmul_isas,
     norm_rows,
+    packed_ints,
     quantize,
     random_matrix,
 )
@@ -104,6 +105,23 @@ def test_int8_path_is_the_documented_order_bit_for_bit(kind: Kind, isa: int) -> 
     for (m, x), want in zip(cases(kind), int8_expected(kind), strict=True):
         for tiles, rows in BLOCKS:
             np.testing.assert_array_equal(matmul(isa, x, m, "int8", tiles=tiles, rows=rows), want)
+
+
+@every_isa
+@pytest.mark.parametrize("kind", INTS, ids=str)
+@pytest.mark.parametrize("largest", [0, 1], ids=["zeros", "largest"])
+def test_sums_of_extreme_ints_do_not_saturate(kind: Kind, largest: int, isa: int) -> None:
+    """Integers that are all 0 or 2**bits - 1 meet activations that are all 127, -127, or both in turn."""
+    n, k = 16, 128
+    q = np.full((n, k), largest * ((1 << kind.bits) - 1), np.uint8)
+    scale = np.ones((n, k // kind.group), np.float32)
+    m = packed_ints(kind, q, scale, 0 * scale if kind.offset else None)
+    signs = np.array([1, -1, 1, -1, 1], np.float32)[:, None] * np.ones(k, np.float32)
+    signs[2:, ::2] *= -1
+    signs[4, ::4] *= -1
+    want = 127 * (signs.astype(np.int64) @ (q.astype(np.int64).T - kind.zero))
+    for rows in (5, 1):  # by panels, and streamed
+        np.testing.assert_array_equal(matmul(isa, 127 * signs, m, "int8", rows=rows), want)
 
 
 @every_isa
@@ -277,7 +295,7 @@ def test_bias_residual_and_norm(compute: str, isa: int) -> None:
 @pytest.mark.parametrize("compute", ["int8", "f32"])
 def test_gate(compute: str, act: str, isa: int) -> None:
     """act(gate) * y within 2e-6 of |gate|, from far below zero to far above."""
-    m = random_matrix(Kind("ints", 5, 16, 0, True), 41, 48)
+    m = random_matrix(Kind("ints", 4, 16, 0, True), 41, 48)
     x, rng = rows_of(7, 48), np.random.default_rng(4)
     gate = (rng.standard_normal((7, 41)) * 5).astype(np.float32)
     gate[0, :8] = [0, -0.0, 1e-30, -100, 100, -1e30, 1e30, -20]
@@ -366,6 +384,8 @@ def test_zero_and_constant_rows(isa: int) -> None:
         (4, 0, 1, 0, 0, 0, False, "at least one row"),
         (4, 32, 0, 3, 32, 4, False, "bits must be 4, 5, 6 or 8"),
         (4, 32, 0, 4, 8, 8, False, "group must be 16 or 32"),
+        (4, 32, 0, 6, 32, 32, False, "no kernel takes these bits, group and offsets"),
+        (4, 32, 0, 8, 32, 0, True, "no kernel takes these bits, group and offsets"),
         (4, 48, 0, 4, 32, 8, False, "multiple of the group"),
         (4, 32, 0, 4, 32, 256, False, "zero must be between"),
         (4, 32, 0, 4, 32, 8, True, "not both"),
@@ -401,7 +421,7 @@ def test_packing_checks_sizes() -> None:
 def test_packed_bytes_counts_whole_tiles() -> None:
     """16 columns to a tile; a group is bits/8 bytes a weight and one or two scales, fp16 or fp32."""
     assert _native.packed_bytes(17, 64, 0, 4, 32, 8) == 2 * 2 * (16 * 32 // 2 + 32)
-    assert _native.packed_bytes(16, 64, 0, 5, 16, 0, True) == 4 * (16 * 16 * 5 // 8 + 64)
-    assert _native.packed_bytes(16, 64, 0, 6, 32, 32, False, True) == 2 * (16 * 32 * 6 // 8 + 64)
+    assert _native.packed_bytes(16, 64, 0, 5, 32, 0, True) == 2 * (32 * 16 * 5 // 8 + 64)
+    assert _native.packed_bytes(16, 64, 0, 6, 16, 32, False, True) == 4 * (16 * 16 * 6 // 8 + 64)
     assert _native.packed_bytes(1, 3, ELEM["bf16"]) == 16 * 4 * 2
     assert _native.packed_bytes(1, 3, ELEM["f32"]) == 16 * 3 * 4
