@@ -10,7 +10,7 @@ two do not take turns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fourfold.engine.sequence import Sequence
 
@@ -40,19 +40,24 @@ def last(running: Iterable[Sequence]) -> Sequence:
     return max(found, key=found.__getitem__)
 
 
-def displaced_by(seq: Sequence, running: list[Sequence]) -> Sequence | None:
+def displaced_by(
+    seq: Sequence, running: list[Sequence], service: Callable[[str], float]
+) -> Sequence | None:
     """Which running sequence gives its place to the waiting `seq`; None if none has to.
 
     Of another tenant the last of all, if that one has more places for its weight than `seq`'s tenant would
-    have with this one. Of its own tenant the last one, if its priority is worse, or equal and its user would
+    have with this one, and has had as much service at least. Of its own tenant the last one, if its priority is worse, or equal and its user would
     still have as many places as `seq`'s. Arrival does not count.
+
+    service: what a tenant had so far, for its weight.
     """
     if not running:
         return None
     found = standings(running)
     victim = max(found, key=found.__getitem__)
     own = [each for each in running if each.tenant == seq.tenant]
-    if victim.tenant != seq.tenant and len(own) / seq.request.weight < found[victim][0]:
+    more_places = len(own) / seq.request.weight < found[victim][0]
+    if victim.tenant != seq.tenant and more_places and service(seq.tenant) <= service(victim.tenant):
         return victim
     if own:
         worst = max(own, key=found.__getitem__)

@@ -304,7 +304,7 @@ class Planner:
 
         lacking: why it has no room otherwise (see timeline.REASONS).
         """
-        victim = displaced_by(seq, self.running)
+        victim = displaced_by(seq, self.running, self.fair.tenants.of)
         if victim is None:
             seq.recording.waits(lacking)
             return False

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fourfold.engine.cache import RadixCache
@@ -176,6 +176,7 @@ def test_a_longer_known_prefix_goes_first() -> None:
     budget=st.integers(4, 40),
     seqs=st.integers(2, 6),
 )
+@example(seed=448, tenants=2, budget=13, seqs=2)  # one tenant's prompts are long, and each has one place
 def test_the_bound_of_virtual_token_counters(seed: int, tenants: int, budget: int, seqs: int) -> None:
     """Among tenants that always have somebody waiting, service differs by a constant, however long it lasts:
     by what one step, and the answers of all running sequences, can add (Sheng et al., theorem 4.4)."""
@@ -196,7 +197,7 @@ def test_the_bound_of_virtual_token_counters(seed: int, tenants: int, budget: in
     while all(waiting.waits(name) for name in names):
         bench.step()
         service = [bench.served[name] for name in names]
-        assert max(service) - min(service) <= 2 * bound
+        assert max(service) - min(service) <= bound
 
 
 @settings(max_examples=25, deadline=None)
