@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from fourfold.engine.step_cost import StepCosts
 
-LEAST_CHUNK = 8
-"""Tokens of a prompt that a step always has room for, so that prompts advance whatever the costs."""
-
-FIRST_CHUNK = 32
-"""The same while no step with answers was measured."""
+LEAST_CHUNK = 1
+"""Tokens of a prompt that a step always has room for, so that prompts advance whatever the costs. On a CPU
+each further token may cost as much as each of the answers', so that more would break their pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +24,30 @@ class Pace:
     itl_target: float | None = None
 
     def chunk(self, costs: StepCosts, answers: int, tokens: int, work: float, context: int, most: int) -> int:
-        """Tokens of prompts for a step of `answers` running answers, which have (tokens, work) in it.
+        """Tokens of prompts for a step of `answers` running answers, which have (tokens, work) in it, as far
+        as costs can be foreseen.
 
         context: where the first prompt's tokens are.  most: what is left of the token budget.
         """
-        if answers == 0 or (self.itl_target is None and self.itl_ratio == 0):
+        if not self._bounds(answers):
             return most
-        if not costs.known:
-            return min(most, FIRST_CHUNK)
         target = self.itl_target
         if target is None:
             target = self.itl_ratio * costs.seconds(tokens, work)
         return costs.tokens_within(target, tokens, work, context, min(LEAST_CHUNK, most), most)
 
+    def next_chunk(
+        self, costs: StepCosts, answers: int, tokens: int, work: float, context: int, most: int
+    ) -> int:
+        """The same for the very next step: no larger than what was measured tells of. So a guess about steps
+        of unknown size cannot hold up answers; the sizes become known step by step."""
+        if self._bounds(answers) and costs.known:
+            most = min(most, max(LEAST_CHUNK, costs.reach(tokens) - tokens))
+        return self.chunk(costs, answers, tokens, work, context, most)
+
     def allows(self, costs: StepCosts, tokens: int, work: float) -> bool:
         """Whether a step of answers alone, (tokens, work) of them, is within the target."""
         return self.itl_target is None or tokens <= 1 or costs.seconds(tokens, work) <= self.itl_target
+
+    def _bounds(self, answers: int) -> bool:
+        return answers > 0 and (self.itl_target is not None or self.itl_ratio > 0)

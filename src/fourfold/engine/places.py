@@ -40,9 +40,7 @@ def last(running: Iterable[Sequence]) -> Sequence:
     return max(found, key=found.__getitem__)
 
 
-def displaced_by(
-    seq: Sequence, running: list[Sequence], service: Callable[[str], float]
-) -> Sequence | None:
+def displaced_by(seq: Sequence, running: list[Sequence], service: Callable[[str], float]) -> Sequence | None:
     """Which running sequence gives its place to the waiting `seq`; None if none has to.
 
     Of another tenant the last of all, if that one has more places for its weight than `seq`'s tenant would

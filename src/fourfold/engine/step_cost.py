@@ -1,19 +1,21 @@
 """What a step costs, learned from the steps that ran: (tokens, context) → seconds.
 
-Steps are put in buckets by their number of tokens, each bucket twice as wide as the one before, and each
-bucket keeps running means. So the bend between "the weights are read once" and "every token is computed" is
-found where it is, and no machine has to be described. What attention adds is linear in the context that is
-read, with one coefficient for all buckets, estimated from how steps of one bucket differ.
+Steps are put in buckets by their number of tokens, four to each doubling, and each bucket keeps running
+means. So the bend between "the weights are read once" and "every token is computed" is found where it is, and
+no machine has to be described. What attention adds is linear in the context that is read, with one
+coefficient for all buckets, estimated from how steps of one bucket differ.
 
 No clock in here: who measures passes seconds in, and the same steps give the same costs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 MEMORY = 1 / 16
 """Least share of a new step in its bucket's means: how fast a change of speed is followed."""
 
-OUTLIER = 3.0
+OUTLIER = 2.0
 """A step this many times slower than expected was disturbed; it counts as this much slower and no more."""
 
 ENOUGH = 8
@@ -41,6 +43,8 @@ class StepCosts:
         self._products = self._squares = 0.0
         self._per_work = 0.0
         """Seconds per token of context read."""
+        self._curve: tuple[list[float], list[float]] | None = None
+        """Tokens and seconds without context of the buckets, as of the last step."""
 
     @property
     def known(self) -> bool:
@@ -51,37 +55,39 @@ class StepCosts:
         """A step of so much took so long. Raises ValueError unless tokens and seconds are positive."""
         if tokens < 1 or not seconds > 0:
             raise ValueError(f"a step has at least 1 token and takes time, got {tokens} in {seconds} s")
-        size = (tokens - 1).bit_length()
+        size = _size(tokens)
         bucket = self._buckets.get(size)
         if bucket is None:
+            if self._order:
+                # If that was too little, the next steps of this size tell.
+                seconds = min(seconds, OUTLIER * self.seconds(tokens, work))
             bucket = self._buckets[size] = _Bucket()
             self._order = [self._buckets[each] for each in sorted(self._buckets)]
-        elif bucket.count >= ENOUGH:
-            seconds = min(seconds, OUTLIER * self.seconds(tokens, work))
-        if bucket.count:
+        else:
+            expected = bucket.seconds + self._per_work * max(0.0, work - bucket.work)
+            seconds = min(seconds, OUTLIER * expected)
             self._learn_context(bucket, tokens, work, seconds)
         bucket.count += 1
         share = max(MEMORY, 1 / bucket.count)
         bucket.tokens += share * (tokens - bucket.tokens)
         bucket.work += share * (work - bucket.work)
         bucket.seconds += share * (seconds - bucket.seconds)
+        self._curve = None
 
     def seconds(self, tokens: float, work: float) -> float:
-        """Expected of a step; 0 while nothing is known."""
-        order = self._order
-        if not order:
+        """Expected of a step; 0 while nothing is known. More tokens never cost less."""
+        if not self._order:
             return 0.0
-        above = next((i for i, bucket in enumerate(order) if bucket.tokens >= tokens), len(order))
+        sizes, bases = self._curve or self._fit()
+        above = bisect_left(sizes, tokens)
         if above == 0:
             # Fewer tokens than ever: the weights are read all the same, so it may cost as much.
-            base = self._base(order[0])
-        elif above == len(order):
-            last = order[-1]
-            base = self._base(last) + self._slope(len(order) - 1) * (tokens - last.tokens)
+            base = bases[0]
+        elif above == len(sizes):
+            base = bases[-1] + self._slope(above - 1) * (tokens - sizes[-1])
         else:
-            low, high = order[above - 1], order[above]
-            base = self._base(low) + self._slope(above) * (tokens - low.tokens)
-            base = min(base, max(self._base(low), self._base(high)))
+            share = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+            base = bases[above - 1] + share * (bases[above] - bases[above - 1])
         return base + self._per_work * work
 
     def tokens_within(
@@ -102,26 +108,46 @@ class StepCosts:
                 high = middle - 1
         return low
 
+    def reach(self, tokens: int) -> int:
+        """The most tokens that a step may have, if it has `tokens` already, so that its cost is more than a
+        guess: about twice a known one's at most."""
+        sizes, _ = self._curve or self._fit()
+        known = float(max(1, tokens))
+        while True:
+            end = bisect_left(sizes, 2 * known + 1) - 1  # the largest of at most twice the size
+            if end < 0 or sizes[end] <= known:
+                return int(2 * known)
+            known = sizes[end]
+
     def tokens_per_second(self, most: int) -> float:
         """Of steps with `most` tokens of a prompt and nothing else; 0 while nothing is known."""
         seconds = self.seconds(most, span_work(0, most))
         return most / seconds if seconds > 0 else 0.0
 
-    def _base(self, bucket: _Bucket) -> float:
-        """The bucket's mean without what attention adds; at least a tenth of it, for that is an estimate."""
-        return max(bucket.seconds - self._per_work * bucket.work, bucket.seconds / 10)
+    def _fit(self) -> tuple[list[float], list[float]]:
+        # Means without what attention adds; at least a tenth of them, for that is an estimate.
+        bases = [max(each.seconds - self._per_work * each.work, each.seconds / 10) for each in self._order]
+        # More tokens never cost less. Where they seem to, a size of few steps was disturbed, or the larger
+        # size's steps are of long ago, when the machine was faster.
+        for i in range(len(bases) - 2, -1, -1):
+            if self._order[i].count < ENOUGH:
+                bases[i] = min(bases[i], bases[i + 1])
+        for i in range(1, len(bases)):
+            bases[i] = max(bases[i], bases[i - 1])
+        self._curve = [bucket.tokens for bucket in self._order], bases
+        return self._curve
 
     def _slope(self, index: int) -> float:
-        """Seconds per token between bucket `index` and the one below; never negative."""
-        high = self._order[index]
-        if index == 0:
-            return self._base(high) / high.tokens
-        low = self._order[index - 1]
-        return max(0.0, (self._base(high) - self._base(low)) / max(1.0, high.tokens - low.tokens))
+        """Seconds per token around bucket `index`, from it and one of at most half its size: between closer
+        ones a little noise makes any slope. Never negative."""
+        sizes, bases = self._curve or self._fit()
+        low = next((i for i in range(index, -1, -1) if 2 * sizes[i] <= sizes[index]), None)
+        if low is None:
+            return bases[index] / sizes[index]
+        return (bases[index] - bases[low]) / (sizes[index] - sizes[low])
 
     def _learn_context(self, bucket: _Bucket, tokens: int, work: float, seconds: float) -> None:
-        index = self._order.index(bucket)
-        slope = self._slope(index) if len(self._order) > 1 else 0.0
+        slope = self._slope(self._order.index(bucket)) if tokens != bucket.tokens else 0.0
         # Relative to the bucket's mean, so that large steps do not drown small ones.
         more_work = (work - bucket.work) / bucket.seconds
         more_time = (seconds - bucket.seconds - slope * (tokens - bucket.tokens)) / bucket.seconds
@@ -129,6 +155,12 @@ class StepCosts:
         self._squares += MEMORY / 8 * (more_work * more_work - self._squares)
         if self._squares > 0:
             self._per_work = max(0.0, self._products / self._squares)
+
+
+def _size(tokens: int) -> int:
+    """Number of the bucket: each size up to 8 has its own, then 10, 12, 14, 16, 20, 24... end one."""
+    octave = max(0, (tokens - 1).bit_length() - 3)
+    return 4 * octave + ((tokens - 1) >> octave)
 
 
 def span_work(context: int, tokens: int) -> float:

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from fourfold.engine.pacing import FIRST_CHUNK, LEAST_CHUNK, Pace
 from fourfold.engine.step_cost import StepCosts, span_work
 
 
@@ -71,31 +70,26 @@ def test_a_step_takes_time(seconds: float) -> None:
         StepCosts().observe(1, 0, seconds)
 
 
-def test_chunks_keep_the_pace_of_answers_and_grow_when_there_are_none() -> None:
-    costs, pace = learned(), Pace(2.0)
-    chunk = pace.chunk(costs, 4, 4, 400, 0, 508)
-    quiet = machine(4, 400)
-    assert machine(4 + chunk, 400 + span_work(0, chunk)) == pytest.approx(2 * quiet, rel=0.25)
-    assert pace.chunk(costs, 0, 0, 0, 0, 512) == 512
-    assert Pace(0).chunk(costs, 4, 4, 400, 0, 508) == 508
-    # Far in a long prompt every token costs more, so there are fewer of them.
-    assert pace.chunk(costs, 4, 4, 400, 4000, 508) < chunk
-    # Many answers take longer, so there is more room beside them.
-    assert pace.chunk(costs, 64, 64, 64_000, 0, 448) > chunk
+def test_costs_are_a_guess_beyond_twice_what_was_measured() -> None:
+    costs = StepCosts()
+    assert costs.reach(4) == 8
+    for tokens, reach in ((4, 8), (7, 14), (13, 26), (64, 26), (20, 40), (39, 128)):
+        costs.observe(tokens, 0, machine(tokens, 0))
+        assert costs.reach(4) == reach
+    assert costs.reach(64) == 128
 
 
-def test_chunks_at_the_limits() -> None:
+def test_a_size_measured_once_and_disturbed_costs_no_more_than_a_larger_one() -> None:
     costs = learned()
-    assert Pace(1.0).chunk(costs, 4, 4, 400, 0, 508) >= LEAST_CHUNK
-    assert Pace(1.0).chunk(costs, 4, 4, 400, 0, 2) == 2
-    assert Pace(2.0).chunk(StepCosts(), 4, 4, 400, 0, 508) == FIRST_CHUNK
-    assert Pace(2.0).chunk(costs, 4, 4, 400, 0, 0) == 0
+    costs.observe(6, 0, 0.1)
+    assert costs.seconds(6, 0) <= costs.seconds(8, 0) == pytest.approx(machine(8, 0), rel=0.1)
 
 
-def test_a_target_bounds_chunks_and_answers() -> None:
-    costs, pace = learned(), Pace(itl_target=0.02)
-    chunk = pace.chunk(costs, 4, 4, 400, 0, 508)
-    assert machine(4 + chunk, span_work(0, chunk)) == pytest.approx(0.02, rel=0.25)
-    assert pace.allows(costs, 8, 8 * 100)
-    assert not pace.allows(costs, 300, 300 * 100)
-    assert Pace(itl_target=1e-6).allows(costs, 1, 10), "one answer always runs"
+def test_a_bend_is_found_where_it_is() -> None:
+    """Seventeen rows cost half as much again as sixteen, as where a kernel changes its way of working."""
+    costs = StepCosts()
+    for _ in range(20):
+        for tokens in (4, 8, 12, 16, 17):
+            costs.observe(tokens, 0, 0.010 if tokens <= 16 else 0.015)
+    assert costs.seconds(16, 0) == pytest.approx(0.010, rel=0.01)
+    assert costs.tokens_within(0.0145, 4, 0, 0, 1, 500) + 4 == 16
