@@ -44,8 +44,8 @@ def displaced_by(seq: Sequence, running: list[Sequence], service: Callable[[str]
     """Which running sequence gives its place to the waiting `seq`; None if none has to.
 
     Of another tenant the last of all, if that one has more places for its weight than `seq`'s tenant would
-    have with this one, and has had as much service at least. Of its own tenant the last one, if its priority is worse, or equal and its user would
-    still have as many places as `seq`'s. Arrival does not count.
+    have with this one, and has had as much service at least. Of its own tenant the last one, if its priority
+    is worse, or equal and its user would still have as many places as `seq`'s. Arrival does not count.
 
     service: what a tenant had so far, for its weight.
     """
