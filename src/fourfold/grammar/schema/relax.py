@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from fourfold.errors import InvalidRequestError
+from fourfold.grammar.schema.check import TYPES
 from fourfold.grammar.schema.counts import can_miscount
-from fourfold.grammar.schema.exact import rewrite
+from fourfold.grammar.schema.exact import rewrite, types_of
+from fourfold.grammar.schema.product import merge_references
 from fourfold.grammar.schema.validate import _is_old
-from fourfold.grammar.schema.walk import Path, map_children, pointer
+from fourfold.grammar.schema.walk import Path, map_children, pointer, resolve_pointer
 
 Compile = Callable[[dict[str, Any]], str]
 """The compiler's complaint about a schema; empty if there is none."""
@@ -53,7 +55,11 @@ def relax(schema: Any, compile: Compile) -> Relaxed:
     exact = rewrite(schema)
     message = ""
     # Each level gives up more. Most schemas need the first.
-    for start, dropped in ((exact, ()), (schema, ()), *((schema, level) for level in _LEVELS)):
+    starts: list[tuple[Any, tuple[str, ...]]] = [(exact, ()), (schema, ())]
+    merged = merge_references(schema)
+    if merged is not schema:
+        starts += [(rewrite(merged), ()), (rewrite(merged), _LEVELS[0])]
+    for start, dropped in (*starts, *((schema, level) for level in _LEVELS)):
         relaxed = _Relaxer(dropped, compile, old=_is_old(schema)).run(start)
         message = compile(relaxed.schema)
         if not message:
@@ -64,6 +70,7 @@ def relax(schema: Any, compile: Compile) -> Relaxed:
 _LEVELS: tuple[tuple[str, ...], ...] = (
     ("minProperties", "maxProperties"),
     ("minProperties", "maxProperties", "patternProperties"),
+    ("minProperties", "maxProperties", "patternProperties", "all of allOf but one"),
     ("minProperties", "maxProperties", "patternProperties", "allOf"),
     ("minProperties", "maxProperties", "patternProperties", "allOf", "anyOf", "oneOf", "siblings"),
 )
@@ -76,11 +83,13 @@ class _Relaxer:
         self._compile = compile
         self._old = old
         self._notes: list[str] = []
+        self._root: Any = None
         self._formats: dict[str, bool] = {}
         self._patterns: dict[str, bool] = {}
 
     def run(self, schema: dict[str, Any]) -> Relaxed:
-        relaxed = self._relax((), json.loads(json.dumps(schema)))
+        self._root = json.loads(json.dumps(schema))
+        relaxed = self._relax((), self._root)
         return Relaxed(relaxed, self._notes)
 
     def _relax(self, path: Path, node: Any) -> Any:
@@ -96,8 +105,20 @@ class _Relaxer:
         for key in self._dropped:
             if key in node:
                 self._drop(path, node, key)
+        if "all of allOf but one" in self._dropped and len(node.get("allOf", ())) > 1:
+            self._note(path, "allOf")
+            node["allOf"] = [min(node["allOf"], key=self._width)]
         self._simplify(path, node)
         return map_children(node, lambda below, child: self._relax(path + below, child))
+
+    def _width(self, branch: Any) -> int:
+        """How many types a value of `branch` may have: of several, the first of the fewest says most."""
+        if isinstance(branch, dict) and str(branch.get("$ref", "")).startswith("#/"):
+            try:
+                branch = resolve_pointer(self._root, branch["$ref"][1:])
+            except KeyError:  # below an $id
+                return len(TYPES)
+        return len(types_of(branch))
 
     def _beside_ref(self, path: Path, node: dict[str, Any]) -> None:
         beside = [k for k in node if k not in ("$ref", "$defs", "definitions", "$schema", "$id", "id")]
