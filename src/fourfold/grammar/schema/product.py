@@ -162,7 +162,7 @@ class _Merger:
         return result
 
 
-class _TooMany(_CannotMergeError):  # noqa: N818 (not an error of anybody)
+class _TooMany(_CannotMergeError):
     """More combinations than MAX_PRODUCTS."""
 
 
