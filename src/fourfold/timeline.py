@@ -12,8 +12,8 @@ import msgspec
 from fourfold.types import EngineStats
 
 EventName = Literal[
-    "queued", "compile", "waiting", "held", "admitted", "cache_hit", "prefill", "decode", "preempted",
-    "taken_back", "finished",
+    "queued", "compile", "waiting", "held", "admitted", "cache_hit", "recomputed", "prefill", "decode",
+    "preempted", "taken_back", "finished",
 ]  # fmt: skip
 """queued: in the engine's queue; `tokens` of prompt; reason: how many waited already.
 compile: its constraint, from `at` to `until`; reason: "compiled" or "cached".
@@ -21,6 +21,7 @@ waiting: the scheduler came to it and could not take it; reason: what was missin
 held: it waits because a neighbour computes the next block of its prefix.
 admitted: it has a place in the batch; `cached` of its `tokens` came from the cache.
 cache_hit: `cached` further tokens came from the cache; reason: the tier.
+recomputed: `tokens` that a lower tier has are computed, because that is faster; reason: the tier.
 prefill: one chunk of `tokens` known tokens was computed in one step.
 decode: `steps` steps in a row brought `tokens` tokens; `slowest` seconds lay between two of them at most.
 preempted: its blocks went to others; `tokens` computed ones must come back; reason: why.

@@ -251,7 +251,9 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """KV blocks below the pool; all zero where there is no such tier.
 
     saved: copied from the pool to host memory.  restored: the other way.  skipped: left out, because a queue
-    or the host memory was full.  disk_bad_files: torn, altered or foreign ones, which are ignored.
+    or the host memory was full.  forgone: left out, because computing them again is faster.
+    save_seconds, restore_seconds, disk_read_seconds: of copying one block, as measured lately.
+    disk_bad_files: torn, altered or foreign ones, which are ignored.
     """
 
     host_blocks: int = 0
@@ -259,6 +261,10 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     saved_blocks: int = 0
     skipped_blocks: int = 0
     restored_blocks: int = 0
+    forgone_blocks: int = 0
+    save_seconds: float = 0.0
+    restore_seconds: float = 0.0
+    disk_read_seconds: float = 0.0
     queued_writes: int = 0
     queued_prefetches: int = 0
     disk_blocks: int = 0
@@ -304,6 +310,7 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefill_tokens: int = 0
     """Tokens computed that were known before: of prompts, and again after preemptions."""
     cached_tokens_by_tier: dict[str, int] = {}
+    recomputed_tokens_by_tier: dict[str, int] = {}
     """Found in the cache, also after preemptions."""
     preemptions_by_reason: dict[str, int] = {}
     draft_tokens: int = 0

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass
 
 from fourfold.engine.cache import RadixCache
+from fourfold.engine.recorder import Recorder
 from fourfold.engine.tiers import Tiers
 from fourfold.engine.tiers.tiers import Prefetch
 from fourfold.types import EngineEvent, EngineRequest
@@ -34,14 +35,23 @@ class FetchQueue:
     def request_ids(self) -> list[str]:
         return [each.request.request_id for each in self._waiting]
 
-    def add(self, request: EngineRequest) -> bool:
-        """Starts to fetch what the request can use. False if there is nothing to wait for."""
+    def add(self, request: EngineRequest, recorder: Recorder) -> bool:
+        """Starts to fetch what the request can use. False if there is nothing to wait for, or computing it is
+        faster, which is written down."""
         if request.sampling.prompt_logprobs is not None:
             return False
         tokens = array("i", request.prompt_ids)
-        prefetch = self._tiers.prefetch(
-            self._cache.lower_digests(tokens, request.cache_salt, len(tokens) - 1)
-        )
+        limit, size = len(tokens) - 1, self._cache.block_size
+        context = self._cache.known(tokens, request.cache_salt, limit)
+
+        def worth(blocks: int, from_disk: int) -> bool:
+            rest = len(tokens) - context - blocks * size
+            if self._tiers.choice.fetches(blocks, from_disk, context, rest):
+                return True
+            recorder.open(request).recomputed(from_disk * size, "disk")
+            return False
+
+        prefetch = self._tiers.prefetch(self._cache.lower_digests(tokens, request.cache_salt, limit), worth)
         if prefetch is None:
             return False
         self._waiting.append(_Waiting(request, prefetch, time.monotonic() + MAX_WAIT))

@@ -21,7 +21,9 @@ from fourfold.engine.operations import (
     ReadEvents,
     UnpinPrefix,
 )
+from fourfold.engine.recorder import Recorder
 from fourfold.engine.tiers import Tiers, make_tiers
+from fourfold.engine.tiers.choice import Recompute
 from fourfold.errors import ConfigError, InvalidRequestError
 from fourfold.types import EngineEvent, EngineRequest, TierStats
 
@@ -52,7 +54,8 @@ class KVCache:
         self.pins: Pins | None = None
         self.cache: PrefixCache
         if config.prefix_caching:
-            self.tiers = make_tiers(config, backend.block_bytes, identity) if _wants_tiers(config) else None
+            if _wants_tiers(config):
+                self.tiers = make_tiers(config, backend.block_size, backend.block_bytes, identity)
             self.cache = radix = RadixCache(
                 num_blocks,
                 backend.block_size,
@@ -75,9 +78,14 @@ class KVCache:
         """Requests that wait for the disk."""
         return 0 if self.fetching is None else len(self.fetching)
 
-    def fetch(self, request: EngineRequest) -> bool:
+    def compares_with(self, recompute: Recompute) -> None:
+        """recompute: what the cost of fetching from a lower tier is held against."""
+        if self.tiers is not None:
+            self.tiers.choice.recompute = recompute
+
+    def fetch(self, request: EngineRequest, recorder: Recorder) -> bool:
         """See FetchQueue.add."""
-        return self.fetching is not None and self.fetching.add(request)
+        return self.fetching is not None and self.fetching.add(request, recorder)
 
     def abort(self, request_id: str) -> EngineEvent | None:
         """See FetchQueue.abort."""

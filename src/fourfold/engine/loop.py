@@ -80,6 +80,7 @@ class Engine:
         target = config.itl_target_ms
         pace = Pace(config.max_itl_ratio, None if target is None else target / 1e3)
         self.scheduler = Scheduler(limits, self.cache, seed, pace, self.recorder, self._speculator)
+        self.kv.compares_with(self.scheduler.recompute_seconds)
         # What is advertised is what is enforced.
         self.model = msgspec.structs.replace(
             model,
@@ -116,7 +117,7 @@ class Engine:
             self._start_busy_period()
         now = time.monotonic()
         self.scheduler.check(request, len(self._compiling) + self.kv.num_fetching, now)
-        if not self.kv.fetch(request):
+        if not self.kv.fetch(request, self.recorder):
             self._enqueue(request, now)
 
     def _enqueue(self, request: EngineRequest, now: float) -> None:
@@ -279,6 +280,7 @@ class Engine:
             copied_tokens=radix.copied_tokens if radix else 0,
             prefill_tokens=self.recorder.prefill_tokens,
             cached_tokens_by_tier=self.recorder.cached_tokens.copy(),
+            recomputed_tokens_by_tier=self.recorder.recomputed_tokens.copy(),
             preemptions_by_reason=self.recorder.preemptions.copy(),
             last_progress=self._last_progress,
             step_seconds=self._step_seconds,

@@ -173,7 +173,10 @@ class Planner:
         table = table_of(seq)
         at_end = len(table.blocks) == table.shared  # a draft may have brought blocks in advance
         if at_end and seq.computed == table.shared * self.limits.block_size < seq.reuse_limit:
+            said = table.declined
             gained = self.cache.extend(table, seq.tokens, seq.reuse_limit)
+            if table.declined > said:
+                seq.recording.recomputed(table.declined - max(said, seq.computed + gained), "host")
             for tier, restored in table.restored.items():
                 self._reuse(seq, restored, tier)
                 gained -= restored

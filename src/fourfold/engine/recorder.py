@@ -104,6 +104,13 @@ class Recording:
             self._add("cache_hit", cached=tokens, reason=tier)
             self._count_cached(tokens, tier)
 
+    def recomputed(self, tokens: int, tier: str) -> None:
+        """`tokens` that a lower tier has are computed all the same: that is faster."""
+        if tokens > 0:
+            self._add("recomputed", tokens=tokens, reason=tier)
+            by_tier = self._recorder.recomputed_tokens
+            by_tier[tier] = by_tier.get(tier, 0) + tokens
+
     def computed(self, now: float, tokens: int, produced: int, forced: int = 0) -> None:
         """A step that ended at `now` computed `tokens` of it and brought `produced` tokens of its answer,
         `forced` of them by its constraint."""
@@ -263,6 +270,8 @@ class Recorder:
         """How many so far, by reason."""
         self.cached_tokens: dict[str, int] = {}
         """Tokens found in the cache so far, by tier, also after preemptions."""
+        self.recomputed_tokens: dict[str, int] = {}
+        """Tokens that were computed although a lower tier had them, by tier."""
         self._wall = wall
         self._open: dict[str, Recording] = {}
         self._finished: OrderedDict[str, bytes] = OrderedDict()

@@ -70,6 +70,16 @@ class Scheduler:
         """What steps cost, as measured."""
         return self._planner.costs
 
+    def recompute_seconds(self, context: int, tokens: int, rest: int) -> float:
+        """See tiers.choice.Recompute."""
+        costs, most = self.costs, self.limits.max_num_batched_tokens
+        if not costs.known:
+            return float("inf")
+        if rest == 0:
+            return costs.prompt_seconds(context, most, most) * tokens / most
+        together = costs.prompt_seconds(context, tokens + rest, most)
+        return together - costs.prompt_seconds(context + tokens, rest, most)
+
     @property
     def num_running(self) -> int:
         return len(self._planner.running)

@@ -119,6 +119,15 @@ class StepCosts:
                 return int(2 * known)
             known = sizes[end]
 
+    def prompt_seconds(self, context: int, tokens: int, most: int) -> float:
+        """Of `tokens` tokens of a prompt behind `context` others, in steps of at most `most` and with nothing
+        else; 0 while nothing is known."""
+        whole, rest = divmod(tokens, most)
+        # Context grows evenly, so the mean of the whole steps is that of the middle one.
+        middle = context + (whole - 1) * most // 2
+        total = whole * self.seconds(most, span_work(middle, most)) if whole else 0.0
+        return total + (self.seconds(rest, span_work(context + whole * most, rest)) if rest else 0.0)
+
     def tokens_per_second(self, most: int) -> float:
         """Of steps with `most` tokens of a prompt and nothing else; 0 while nothing is known."""
         seconds = self.seconds(most, span_work(0, most))

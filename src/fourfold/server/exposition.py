@@ -18,12 +18,16 @@ _TIER_GAUGES = {
     "host_capacity": "KV blocks that host memory may hold.",
     "queued_writes": "KV blocks waiting to be written to disk.",
     "queued_prefetches": "KV blocks waiting to be read from disk.",
+    "save_seconds": "Seconds to copy a KV block to host memory, as measured lately.",
+    "restore_seconds": "Seconds to copy a KV block back, as measured lately.",
+    "disk_read_seconds": "Seconds to read a KV block from disk, as measured lately.",
     "disk_blocks": "KV blocks on disk.",
     "disk_bytes": "Their bytes.",
 }
 _TIER_COUNTERS = {
     "saved_blocks": "KV blocks copied from the pool to host memory.",
     "skipped_blocks": "KV blocks not saved, because a queue or the host memory was full.",
+    "forgone_blocks": "KV blocks not saved, because computing them again is faster.",
     "restored_blocks": "KV blocks copied from host memory to the pool.",
     "disk_read_blocks": "KV blocks read from disk.",
     "disk_written_blocks": "KV blocks written to disk.",
@@ -109,6 +113,12 @@ class _Snapshot:
             "Tokens found in the cache by tier, also after preemptions.",
             "tier",
             stats.cached_tokens_by_tier,
+        )
+        yield self._by(
+            "fourfold:recomputed_tokens",
+            "Tokens that a lower tier had, but that were computed because that is faster, by tier.",
+            "tier",
+            stats.recomputed_tokens_by_tier,
         )
         yield counter(
             "fourfold:prefill_tokens",

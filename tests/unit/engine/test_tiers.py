@@ -23,8 +23,12 @@ LONG = [(7 * i + i // 5) % 90 for i in range(60)]
 OTHER = [(3 * i + 11) % 90 for i in range(60)]
 
 
-def tiered(**config: Any) -> Engine:
-    return make_engine(FakeBackend(num_blocks=18), 70, **config)
+def tiered(recompute: float = float("inf"), **config: Any) -> Engine:
+    """recompute: seconds that computing anything costs, to the engine's knowledge."""
+    engine = make_engine(FakeBackend(num_blocks=18), 70, **config)
+    if engine.kv.tiers is not None:
+        engine.kv.tiers.choice.recompute = lambda context, tokens, rest: recompute
+    return engine
 
 
 def ask(engine: Engine, name: str, prompt: list[int], salt: str = "") -> tuple[list[int], int]:
@@ -55,13 +59,17 @@ def test_evicted_blocks_come_back_from_host_memory() -> None:
     engine.close()
 
 
-def test_a_restart_finds_its_blocks_on_disk(tmp_path: Path) -> None:
-    disk = {"kv_disk_cache_dir": str(tmp_path)}
-    first = tiered(**disk)
+def restarted(folder: Path) -> tuple[list[int], Engine]:
+    """The answer to LONG, and a new engine that finds its KV on disk."""
+    first = tiered(kv_disk_cache_dir=str(folder))
     cold, _ = ask(first, "a", LONG)
     written(first, 15)
     first.close()
-    second = tiered(**disk)
+    return cold, tiered(kv_disk_cache_dir=str(folder))
+
+
+def test_a_restart_finds_its_blocks_on_disk(tmp_path: Path) -> None:
+    cold, second = restarted(tmp_path)
     assert ask(second, "other", LONG, salt="tenant")[1] == 0
     warm, cached = ask(second, "b", LONG)
     assert (warm, cached) == (cold, 56)

@@ -19,6 +19,11 @@ class LowerTier(Protocol):
         """A full block is about to be evicted; its content is intact until the moves before it ran."""
         ...
 
+    def worth(self, blocks: int, context: int, rest: int) -> bool:
+        """Whether to restore `blocks` blocks that begin behind `context` tokens, instead of computing them
+        together with the `rest` tokens behind them."""
+        ...
+
     def has(self, digest: bytes) -> bool:
         """Whether that content is here and can be had at once."""
         ...

@@ -79,10 +79,16 @@ class RadixCache:
     def extend(self, table: BlockTable, tokens: array[int], limit: int) -> int:
         start, table.restored = table.shared, {}
         self._follow(table, tokens, limit)
-        if self._lower is not None:
+        lower = self._lower
+        while lower is not None and (run := self._restorable(lower, table, tokens, limit)):
+            context, end = table.shared * self.block_size, (table.shared + len(run)) * self.block_size
+            if not lower.worth(len(run), context, len(tokens) - end):
+                table.declined = end
+                break
+            if not all(self._restore(lower, table, key, digest) for key, digest in run):
+                break
             # What comes back may be followed by what is here still.
-            while self._restore(self._lower, table, tokens, limit):
-                self._follow(table, tokens, limit)
+            self._follow(table, tokens, limit)
         return (table.shared - start) * self.block_size
 
     # Before: as for extend. After: one more block, live with this table alone, with a copy's content.
@@ -210,23 +216,32 @@ class RadixCache:
         table.node = node
         table.shared = len(table.blocks)
 
+    def _restorable(
+        self, lower: LowerTier, table: BlockTable, tokens: array[int], limit: int
+    ) -> list[tuple[bytes, bytes]]:
+        """(key, digest) of the next blocks that the lower tier has, up to the first it lacks."""
+        size = self.block_size
+        digest = self._current(table).digest
+        found: list[tuple[bytes, bytes]] = []
+        for start in range(table.shared * size, min(limit, len(tokens)) - size + 1, size):
+            key = tokens[start : start + size].tobytes()
+            digest = block_digest(digest, key)
+            if not lower.has(digest):
+                break
+            found.append((key, digest))
+        return found
+
     # Before: a free block, or a cached one that is evicted. After: a node with this table as the only holder,
     # whose content comes with the moves.
-    def _restore(self, lower: LowerTier, table: BlockTable, tokens: array[int], limit: int) -> bool:
-        start, size = table.shared * self.block_size, self.block_size
-        if start + size > min(limit, len(tokens)):
-            return False
-        node = self._current(table)
-        key = tokens[start : start + size].tobytes()
-        digest = block_digest(node.digest, key)
-        # Asked again after making room: what is evicted for it goes where this comes from.
-        if not lower.has(digest) or not self._make_room(1) or not lower.has(digest):
+    def _restore(self, lower: LowerTier, table: BlockTable, key: bytes, digest: bytes) -> bool:
+        # Asked after making room: what is evicted for it goes where this comes from.
+        if not self._make_room(1) or not lower.has(digest):
             return False
         block = self.ledger.take()
         tier = lower.restore(digest, block, self.moves)
-        table.restored[tier] = table.restored.get(tier, 0) + size
+        table.restored[tier] = table.restored.get(tier, 0) + self.block_size
         table.blocks.append(block)
-        table.node = self._add(self._registered(table, node), key, block)
+        table.node = self._add(self._registered(table, self._current(table)), key, block)
         table.shared += 1
         return True
 

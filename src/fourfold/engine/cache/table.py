@@ -38,9 +38,10 @@ class BlockTable:
     tail: node of block `shared`, which is filled in part, if the tree knows it: others may copy from it while
         the holder appends.
     restored: tokens that the last `extend` took from lower tiers, by tier.
+    declined: end of the tokens that a lower tier has, but that are faster to compute.
     """
 
-    __slots__ = ("blocks", "filled", "node", "restored", "salt", "shared", "tail", "tokens")
+    __slots__ = ("blocks", "declined", "filled", "node", "restored", "salt", "shared", "tail", "tokens")
 
     def __init__(self, salt: str, node: Node) -> None:
         self.blocks: array[int] = array("i")
@@ -51,6 +52,7 @@ class BlockTable:
         self.filled = 0
         self.tail: Node | None = None
         self.restored: dict[str, int] = {}
+        self.declined = 0
 
 
 class PrefixCache(Protocol):

@@ -24,6 +24,7 @@ import numpy as np
 from fourfold.config import EngineConfig
 from fourfold.engine.cache.moves import BlockStore, Moves
 from fourfold.engine.cache.node import Node
+from fourfold.engine.tiers.choice import FetchChoice
 from fourfold.engine.tiers.codec import Bytes, Codec, Int8, Raw
 from fourfold.engine.tiers.disk import DiskStore
 from fourfold.engine.tiers.host import HostPool
@@ -53,8 +54,11 @@ class Prefetch:
 class Tiers:
     """A LowerTier. One thread calls it; it has two of its own."""
 
-    def __init__(self, block_bytes: int, slots: int, codec: Codec, disk: DiskStore | None) -> None:
+    def __init__(
+        self, block_bytes: int, slots: int, codec: Codec, disk: DiskStore | None, choice: FetchChoice
+    ) -> None:
         """slots: of host memory, one block each."""
+        self.choice = choice
         self.changes: deque[TierChange] = deque(maxlen=1 << 16)
         self._block_bytes = block_bytes
         self._codec, self._disk = codec, disk
@@ -63,7 +67,7 @@ class Tiers:
         self._writes: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_QUEUED)
         self._reads: queue.Queue[Prefetch | None] = queue.Queue(MAX_QUEUED)
         self._stopped = threading.Event()
-        self.saved_blocks = self.skipped_blocks = self.restored_blocks = 0
+        self.saved_blocks = self.skipped_blocks = self.restored_blocks = self.forgone_blocks = 0
         self._threads = [
             threading.Thread(target=self._write_loop, name="kv-writer", daemon=True),
             threading.Thread(target=self._read_loop, name="kv-reader", daemon=True),
@@ -76,8 +80,15 @@ class Tiers:
             self._save(node, moves, to_disk=True)
 
     def leaving(self, node: Node, moves: Moves) -> None:
-        if node.digest not in self._host:
+        if node.digest in self._host:
+            return
+        if self.choice.saves((node.depth - 1) * self.choice.block_size):
             self._save(node, moves, to_disk=False)
+        else:
+            self.forgone_blocks += 1
+
+    def worth(self, blocks: int, context: int, rest: int) -> bool:
+        return self.choice.fetches(blocks, 0, context, rest)
 
     def has(self, digest: bytes) -> bool:
         return digest in self._host
@@ -89,6 +100,7 @@ class Tiers:
         content, source = held
 
         def load(store: BlockStore) -> None:
+            started = time.perf_counter()
             try:
                 if self._exact:
                     store.write_block(block, content)
@@ -96,6 +108,7 @@ class Tiers:
                     raw = np.empty(self._block_bytes, np.uint8)
                     self._codec.decode(content, raw)
                     store.write_block(block, raw)
+                self.choice.measured("restore", time.perf_counter() - started)
             finally:
                 self._host.let_go(digest)
 
@@ -103,20 +116,22 @@ class Tiers:
         self.restored_blocks += 1
         return source
 
-    def prefetch(self, digests: Iterable[bytes]) -> Prefetch | None:
+    def prefetch(
+        self, digests: Iterable[bytes], worth: Callable[[int, int], bool] = lambda blocks, from_disk: True
+    ) -> Prefetch | None:
         """Starts to fetch a prompt's blocks, given in order, up to the first that no tier has. None if there
-        is nothing to wait for."""
+        is nothing to wait for. worth: whether to fetch so many blocks, so many of which are on disk alone."""
         if self._disk is None:
             return None
         wanted: list[bytes] = []
-        missing = False
+        missing = 0
         for digest in digests:
             here = digest in self._host
             if (not here and digest not in self._disk) or len(wanted) >= self._host.slots // 2:
                 break
             wanted.append(digest)
-            missing |= not here
-        if not missing:
+            missing += not here
+        if not missing or not worth(len(wanted), missing):
             return None
         found = Prefetch(wanted)
         try:
@@ -133,6 +148,10 @@ class Tiers:
             saved_blocks=self.saved_blocks,
             skipped_blocks=self.skipped_blocks,
             restored_blocks=self.restored_blocks,
+            forgone_blocks=self.forgone_blocks,
+            save_seconds=self.choice.seconds("save"),
+            restore_seconds=self.choice.seconds("restore"),
+            disk_read_seconds=self.choice.seconds("read"),
             queued_writes=self._writes.qsize(),
             queued_prefetches=self._reads.qsize(),
             disk_blocks=0 if disk is None else len(disk),
@@ -166,12 +185,14 @@ class Tiers:
             if to_disk:
                 self._queue(lambda: self._to_disk(digest))
             return
+        started = time.perf_counter()
         if self._exact:
             slot = self._host.reserve(digest)
             if slot is None:
                 self.skipped_blocks += 1
                 return
             store.read_block(block, slot)
+            self.choice.measured("save", time.perf_counter() - started)
             self._host.commit(digest)
             self._saved(digest)
             if to_disk:
@@ -182,6 +203,7 @@ class Tiers:
             return
         raw = np.empty(self._block_bytes, np.uint8)
         store.read_block(block, raw)
+        self.choice.measured("save", time.perf_counter() - started)
         self._queue(lambda: self._pack(digest, raw, to_disk))
 
     def _saved(self, digest: bytes) -> None:
@@ -225,9 +247,11 @@ class Tiers:
             slot = self._host.reserve(digest, source="disk")
             if slot is None:
                 break
+            started = time.perf_counter()
             if not disk.read(digest, slot):
                 self._host.cancel(digest)
                 break
+            self.choice.measured("read", time.perf_counter() - started)
             self._host.commit(digest)
 
     def _write_loop(self) -> None:
@@ -254,7 +278,7 @@ class Tiers:
             log.exception("a KV block could not be moved between tiers")
 
 
-def make_tiers(config: EngineConfig, block_bytes: int, identity: str) -> Tiers:
+def make_tiers(config: EngineConfig, block_size: int, block_bytes: int, identity: str) -> Tiers:
     """The tiers that the configuration asks for. Raises ConfigError for what cannot be had.
 
     identity: of model, artefact, dtypes and instruction set: blocks of another one mean something else.
@@ -282,4 +306,4 @@ def make_tiers(config: EngineConfig, block_bytes: int, identity: str) -> Tiers:
             codec.size,
             int(config.kv_disk_cache_gib * 2**30),
         )
-    return Tiers(block_bytes, slots, codec, disk)
+    return Tiers(block_bytes, slots, codec, disk, FetchChoice(block_size))
