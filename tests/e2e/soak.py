@@ -1,6 +1,7 @@
 """Thousands of requests, many of which are left by their clients: nothing may stay behind.
 
-    python -m tests.e2e.soak [--requests 1000] [--model MODEL] [--kill [--kills N]]
+    python -m tests.e2e.soak [--requests 1000] [--model MODEL] [--words N] [--tokens N] [--pool SIZE]
+                              [--kill [--kills N]]
 
 Afterwards no KV block is live, the memory of both processes is what it was after the first fifth, and the
 front has answered all the time. Some allow little time. --kill: the engine's process is
@@ -79,12 +80,21 @@ class Report:
         )
 
 
-def _body(rng: random.Random) -> tuple[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Sizes:
+    """words, tokens: most of a prompt, and of an answer."""
+
+    words: int = 60
+    tokens: int = 40
+
+
+def _body(rng: random.Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     words = " ".join(
-        rng.choice(("sea", "stone", "light", "and", "of", "ten")) for _ in range(rng.randrange(1, 60))
+        rng.choice(("sea", "stone", "light", "and", "of", "ten"))
+        for _ in range(rng.randrange(1, sizes.words + 1))
     )
     body: dict[str, Any] = {
-        "max_tokens": rng.randrange(1, 40),
+        "max_tokens": rng.randrange(1, sizes.tokens + 1),
         "temperature": rng.choice((0, 1)),
         "n": rng.choice((1, 1, 1, 2)),
         "stream": rng.random() < 0.6,
@@ -104,10 +114,10 @@ def _kind(status: int, body: dict[str, Any]) -> str:
     return "finished" if status == 200 else "late" if timed and status in (503, 504) else "error"
 
 
-async def _one(client: httpx.AsyncClient, rng: random.Random) -> str:
+async def _one(client: httpx.AsyncClient, rng: random.Random, sizes: Sizes) -> str:
     """One request: finished, left (by us), late (refused or ended for its timeout), error (an answer that
     says so) or lost (no end at all)."""
-    path, body = _body(rng)
+    path, body = _body(rng, sizes)
     leaves = rng.random() < 0.4
     try:
         if not body["stream"]:
@@ -149,7 +159,9 @@ async def _watch_health(server: Server, report: Report) -> None:
             await asyncio.sleep(0.05)
 
 
-async def soak(server: Server, requests: int, kills: int = 0, seed: int = 0) -> Report:
+async def soak(
+    server: Server, requests: int, kills: int = 0, seed: int = 0, sizes: Sizes = Sizes()
+) -> Report:
     """Raises httpx.HTTPError when the front does not answer /health."""
     report = Report()
     started = time.monotonic()
@@ -160,7 +172,7 @@ async def soak(server: Server, requests: int, kills: int = 0, seed: int = 0) -> 
         for number in numbers:
             if number in deaths and await _kill(server):
                 report.kills += 1
-            report.outcomes[await _one(client, random.Random(seed * requests + number))] += 1
+            report.outcomes[await _one(client, random.Random(seed * requests + number), sizes)] += 1
             if sum(report.outcomes.values()) % max(1, requests // 10) == 0:
                 report.rss.append((rss_bytes(server.process.pid), _engine_rss(server)))
 
@@ -206,13 +218,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--model", default="smollm2", help="alias or path; it must be on this machine")
+    parser.add_argument("--words", type=int, default=Sizes.words, help="most of a prompt")
+    parser.add_argument("--tokens", type=int, default=Sizes.tokens, help="most of an answer")
+    parser.add_argument("--pool", default=POOL, help="size of the KV pool")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--kills", type=int, default=2)
     given = parser.parse_args(arguments)
     path = Path(given.model)
     model: Path | str = path.resolve() if path.exists() else given.model
-    with running(model, "--kv-cache-memory", POOL, "--max-model-len", "512") as server:
-        report = asyncio.run(soak(server, given.requests, given.kills if given.kill else 0))
+    with running(model, "--kv-cache-memory", given.pool, "--max-model-len", "512") as server:
+        kills = given.kills if given.kill else 0
+        sizes = Sizes(given.words, given.tokens)
+        report = asyncio.run(soak(server, given.requests, kills, sizes=sizes))
     print(report)
     for problem in report.problems():
         print(f"problem: {problem}", file=sys.stderr)
