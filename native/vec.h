@@ -97,6 +97,8 @@ static FF_INLINE __m512i bf16_bits(__m512 x) {  // of each rounded float, in the
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_mask_or_epi32(r, nan, _mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
 }
+// The nearest bf16, as store_bf16 stores it.
+static FF_INLINE F bf16_nearest(F a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(a.v), 16))}; }
 static FF_INLINE void store_bf16(uint16_t* p, F a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(a.v)));
 }
@@ -276,6 +278,10 @@ bf16_bits(__m256 x) {  // the 16 bits of each rounded float, in the low half of 
       _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
   return _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+static FF_INLINE F bf16_nearest(F x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.a), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x.b), 16))};
 }
 static FF_INLINE void store_bf16(uint16_t* p, F x) {
   const __m256i h = _mm256_packus_epi32(bf16_bits(x.a), bf16_bits(x.b));
@@ -458,6 +464,7 @@ static FF_INLINE void store(float* p, F a) { FF_EACH p[i] = a.v[i]; }
 static FF_INLINE F load_n(const float* p, int n) { F r; FF_EACH r.v[i] = i < n ? p[i] : 0.0f; return r; }
 static FF_INLINE void store_n(float* p, F a, int n) { for (int i = 0; i < n; i++) p[i] = a.v[i]; }
 static FF_INLINE F load_bf16(const uint16_t* p) { F r; FF_EACH r.v[i] = bf16_to_f32(p[i]); return r; }
+static FF_INLINE F bf16_nearest(F a) { FF_EACH a.v[i] = bf16_to_f32(f32_to_bf16(a.v[i])); return a; }
 static FF_INLINE void store_bf16(uint16_t* p, F a) { FF_EACH p[i] = f32_to_bf16(a.v[i]); }
 static FF_INLINE void store_bf16_pairs(uint16_t* p, F a, F b) {
   FF_EACH p[2 * i] = f32_to_bf16(a.v[i]), p[2 * i + 1] = f32_to_bf16(b.v[i]);

@@ -54,18 +54,20 @@ static FF_INLINE void softmax_row(const ScoreFactors& f, const float* s, const f
   const float reference = t.max[r] == minus_infinity() ? 0.0f : t.max[r] * f.to_log2;
   const F factor = set1(f.to_log2), minus = set1(-reference);
   F p0 = exp2<fast>(fma(s0, factor, minus)), p1 = exp2<fast>(fma(s1, factor, minus));
-  uint16_t* rounded = reinterpret_cast<uint16_t*>(p) + r * kBlockTokens;
-  if constexpr (mode == Mode::dot && type == KvType::bf16) {
-    store(t.total[r], store_bf16_sum(rounded, p0, p1, load(t.total[r])));
+  uint16_t* pairs = reinterpret_cast<uint16_t*>(p) + r * kBlockTokens;
+  if constexpr (kPaired<mode> && type == KvType::bf16) {
+    store(t.total[r], store_bf16_sum(pairs, p0, p1, load(t.total[r])));
     return;
   }
+  if constexpr (mode == Mode::dot && type == KvType::bf16) p0 = bf16_nearest(p0), p1 = bf16_nearest(p1);
   store(t.total[r], add(load(t.total[r]), add(p0, p1)));
   if constexpr (kv_is_coded(type)) p0 = mul(p0, load(v_scale)), p1 = mul(p1, load(v_scale + 16));
-  if constexpr (mode == Mode::dot) {
-    store_bf16_sum(rounded, p0, p1, zero());
-  } else {
-    store(p + r * kBlockTokens, p0), store(p + r * kBlockTokens + 16, p1);
+  if constexpr (kPaired<mode>) {
+    store_bf16_sum(pairs, p0, p1, zero());
+    return;
   }
+  if constexpr (mode == Mode::dot && kv_is_coded(type)) p0 = bf16_nearest(p0), p1 = bf16_nearest(p1);
+  store(p + r * kBlockTokens, p0), store(p + r * kBlockTokens + 16, p1);
 }
 
 // ---- Sums over a split, by vectors
@@ -167,14 +169,14 @@ class VectorMethod {
         const float* q = base + r < view_.rows ? query(a, item, view_, base + r) : nullptr;
         for (int d = 0; d < hd; d += 16) {
           const F x = q ? load(q + d) : zero();
-          if constexpr (mode == Mode::dot) {
+          if constexpr (kPaired<mode>) {
             uint16_t h[16];
             store_bf16(h, x);
             uint32_t* pairs = reinterpret_cast<uint32_t*>(tile) + d / 2 * kTileRows + r;
             for (int j = 0; j < 8; j++) memcpy(pairs + j * kTileRows, h + 2 * j, 4);
           } else {
             float f[16];
-            store(f, x);
+            store(f, mode == Mode::dot ? bf16_nearest(x) : x);
             for (int j = 0; j < 16; j++) tile[(d + j) * kTileRows + r] = f[j];
           }
         }

@@ -17,6 +17,7 @@ struct ReaderOf<KvType::bf16> {
 };
 struct FloatReader {  // not in pairs
   static constexpr bool kFloats = true;
+  static constexpr int kBytes = 64;  // of sixteen numbers
 };
 template <>
 struct ReaderOf<KvType::f32> {

@@ -25,7 +25,7 @@ def available_isas() -> list[int]:
     return [ISAS.index(name) for name in _native.isas()]
 
 
-def tested_isas() -> list[int]:
+def covered_isas() -> list[int]:
     """Also the tile unit in C++, for machines that have none."""
     return [*available_isas(), ISAS.index("amx_emulated")]
 

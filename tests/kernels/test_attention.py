@@ -16,18 +16,18 @@ from attention_harness import (
     Pool,
     Tokens,
     available_isas,
+    covered_isas,
     prepared,
     random_tokens,
     reference,
     stored,
-    tested_isas,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 every_isa = pytest.mark.parametrize("isa", available_isas(), ids=[ISAS[i] for i in available_isas()])
-and_emulated = pytest.mark.parametrize("isa", tested_isas(), ids=[ISAS[i] for i in tested_isas()])
+and_emulated = pytest.mark.parametrize("isa", covered_isas(), ids=[ISAS[i] for i in covered_isas()])
 
 
 def sinks(heads: int) -> NDArray[np.float32]:
@@ -71,7 +71,7 @@ EXACT = ("exact", "f32", "int8-exact", "fp8-exact")
 every_mode = pytest.mark.parametrize(
     "isa,mode",
     # What is exact is not computed by the tile unit.
-    [(i, m) for i in tested_isas() for m in MODES if ISAS[i] != "amx_emulated" or m not in EXACT],
+    [(i, m) for i in covered_isas() for m in MODES if ISAS[i] != "amx_emulated" or m not in EXACT],
     ids=lambda each: each if isinstance(each, str) else ISAS[each],
 )
 # Against float64 on the same cache: weights and q rounded to 8 bits in dot mode; 1e-5 of values of size 1

@@ -12,7 +12,7 @@ namespace {
 
 using namespace ff;
 
-constexpr uint64_t kDigest = 0xb7ff9622cefaff75u;
+constexpr uint64_t kDigest = 0x6da96d6abe5f54f0u;
 
 struct Random {  // Marsaglia's xorshift64
   uint64_t state = 88172645463325252u;
@@ -75,6 +75,7 @@ int main() {
     for (int bits : {4, 5, 6, 8})
       for (int group : {16, 32})
         for (bool offset : {false, true}) {
+          if (!int_kind_exists(bits, group, offset)) continue;
           const Case c{rows, 70, 160, bits, group, offset};
           const std::vector<float> want = product(c, Isa::scalar);
           for (int i = 1; i < kIsaCount; i++) {
