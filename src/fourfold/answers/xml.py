@@ -134,7 +134,8 @@ def as_json(text: str, kinds: set[str]) -> str:
         parsed = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    if not kinds or _kind(parsed) in kinds or (isinstance(parsed, int) and "number" in kinds):
+    kind = _kind(parsed)
+    if not kinds or kind in kinds or (kind == "integer" and "number" in kinds):
         return word.strip()
     return json.dumps(text, ensure_ascii=False) if "string" in kinds else word.strip()
 

@@ -125,12 +125,14 @@ def thinking_budget(body: ChatBody, template: str, *, exact: bool) -> int | None
     return None if reads_it else EFFORT_BUDGETS[body.reasoning_effort]
 
 
-def expected_answer(format: AnswerFormat, body: ChatBody, tooling: Tooling, prompt: str) -> Expected:
+def expected_answer(
+    formats: Formats, format: AnswerFormat, body: ChatBody, tooling: Tooling, prompt: str
+) -> Expected:
     """prompt: what the answer follows."""
     if body.separate_reasoning is False or body.reasoning_format == "none":
         format = AnswerFormat(format.tools, None, format.harmony)
-    if tooling.forced:
-        format = forcible_format(format)
+    if tooling.tools and (tooling.forced or asked_of(body) is not None):
+        format = forcible_format(format, _forcible(tooling), formats.control_token)
     reasoning = format.reasoning
     opened = False
     if reasoning is not None:
@@ -174,7 +176,7 @@ async def answer_constraint(
 def _calls_node(
     formats: Formats, body: ChatBody, tooling: Tooling, expected: Expected, given: Constraint | None
 ) -> Node | None:
-    tools = [Forcible(tool.name, tool.schema, tool.strict) for tool in tooling.tools]
+    tools = _forcible(tooling)
     parallel, token_of = tooling.parallel, formats.control_token
     if tooling.forced:
         return required(expected.format, tools, parallel, token_of)
@@ -187,15 +189,19 @@ def _calls_node(
                 f"{given.param} and tools together need a JSON schema, or tool_choice none or required",
                 given.param,
             )
-        calls = required(forcible_format(expected.format), tools, parallel, token_of)
+        calls = required(expected.format, tools, parallel, token_of)
         if expected.format.harmony:
             head = {"type": "const_string", "value": "final"}
             ends = [_token(formats, harmony.CHANNEL), head, _token(formats, harmony.MESSAGE)]
             content = {"type": "sequence", "elements": [*ends, content]}
         return {"type": "or", "elements": [calls, content]}
-    # None where the calls of this model are not JSON: the openai client's helpers make every tool strict, so
-    # such requests are served, and the response says that nothing is guaranteed.
+    # None where no grammar says the arguments as this model writes them: the openai client's helpers make
+    # every tool strict, so such requests are served, and the response says that nothing is guaranteed.
     return optional(expected.format, tools, parallel, token_of)
+
+
+def _forcible(tooling: Tooling) -> list[Forcible]:
+    return [Forcible(tool.name, tool.schema, tool.strict) for tool in tooling.tools]
 
 
 def _answer_node(body: ChatBody) -> Node | None:

@@ -159,7 +159,7 @@ async def chat_completions(front: Front, request: Request) -> Response:
         tools=[tool.shown for tool in tooling.tools],
         variables=reasoning_variables(body, template.source, format),
     )
-    expected = expected_answer(format, body, tooling, rendered.text)
+    expected = expected_answer(front.formats, format, body, tooling, rendered.text)
     ask = await Ask.of(request, body, front.settings, "messages")
     promised, constraint = await answer_constraint(
         front.formats, body, tooling, expected, ask.constraint, budget

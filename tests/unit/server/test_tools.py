@@ -244,21 +244,37 @@ async def test_strict_takes_what_a_grammar_can_say(http: httpx.AsyncClient) -> N
     await post(http, tools=[tool], tool_choice="required")
 
 
-async def test_strict_is_a_hope_where_calls_are_not_json() -> None:
-    """The openai client's helpers make every tool strict. The response says that nothing is guaranteed."""
+async def test_strict_where_calls_are_not_json() -> None:
+    """Guaranteed where a grammar says it in the model's own format. Elsewhere such tools are served all the
+    same, for the openai client's helpers make every tool strict, and the response says so."""
+    beyond = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    hoped = {"type": "function", "function": {"name": "f", "parameters": beyond, "strict": True}}
     engine = engine_with(TEMPLATE)
     settings = ServerSettings(tool_call_parser="qwen3_coder")
     transport = httpx.ASGITransport(create_app(engine, engine.tokenizer, settings))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await post(http, tools=[STRICT]))["structured_output"]["guarantee"] == "grammar"
         for stream in (False, True):
-            body = {"messages": USER, "tools": [STRICT], "max_tokens": 4, "stream": stream}
+            body = {"messages": USER, "tools": [hoped], "max_tokens": 4, "stream": stream}
             response = await http.post("/v1/chat/completions", json=body)
             assert response.status_code == 200
             assert response.headers["X-Fourfold-Guarantee"] == "none"
             assert engine.requests[-1].constraint is None
             if not stream:
                 assert response.json()["structured_output"] == {"guarantee": "none", "validated": []}
-        answer = await post(http, tools=[STRICT], tool_choice="required")
+        answer = await post(http, tools=[hoped], tool_choice="required")
+        # Calls that Hermes' format is forced on are read in it, whatever forced it.
+        engine.reply = lambda _: '<tool_call>\n{"name": "f", "arguments": {"day": "x"}}\n</tool_call>'
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+        for parser in ("glm45", "pythonic"):
+            settings = ServerSettings(tool_call_parser=parser)
+            other = httpx.ASGITransport(create_app(engine, engine.tokenizer, settings))
+            async with httpx.AsyncClient(transport=other, base_url="http://test") as second:
+                tool = {"name": "f", "parameters": {**beyond, "minProperties": 0}}
+                tools = [{"type": "function", "function": tool}]
+                asked = await post(second, tools=tools, response_format=schema)
+                (call,) = asked["choices"][0]["message"]["tool_calls"]
+                assert call["function"]["arguments"] == '{"day": "x"}'
         assert answer["structured_output"]["guarantee"] == "grammar"
         assert "structured_output" not in await post(http, tools=[ADD])
 
