@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,7 @@ from fourfold.cli.bench_output import json_option, print_table, repeats_option, 
 
 if TYPE_CHECKING:
     from fourfold.bench.kv.count import Counted
-    from fourfold.bench.stats import Runs
+    from fourfold.bench.kv.zero_hits import RealSides, Sides
 
 
 @click.command(cls=Command)
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--max-model-len", type=click.IntRange(64), default=8192, show_default=True, help="Longest sequence."
 )
+@click.option("--model", "-m", help="Model to measure the cost of finding nothing with, too.")
 @repeats_option
 @json_option
 def kv(
@@ -51,14 +52,16 @@ def kv(
     blocks: int,
     block_size: int,
     max_model_len: int,
+    model: str | None,
     repeats: int,
     json_to: str | None,
 ) -> None:
     """Prompt tokens that the prefix cache saves, KV blocks in use with and without sharing, and what it
     costs when nothing is ever found. The scheduler and the cache are real, the model computes nothing: so
     it takes seconds, and the counts are the same on every machine."""
-    from fourfold.bench.kv.count import count, zero_hit_cost
+    from fourfold.bench.kv.count import count
     from fourfold.bench.kv.workloads import Agents, MooncakeTrace, Workload
+    from fourfold.bench.kv.zero_hits import counted_cost, real_cost
     from fourfold.progress import ReportedProgress
 
     # 32 answer tokens at most follow a prompt of a trace.
@@ -78,15 +81,18 @@ def kv(
                     lambda done, name=name: progress(name, done, unit="requests"),  # type: ignore[misc]
                 )
             )
-        off, on = zero_hit_cost(repeats)
-    record = {
-        "workloads": [each.record() for each in counted],
-        "zero_hits": {"seconds_per_request": {"off": off.record(), "on": on.record()}},
-    }
-    show(record, json_to, lambda: _print(counted, off, on))
+        costs = counted_cost(repeats)
+        real = None if model is None else real_cost(model, repeats, progress=progress)
+    zero_hits: dict[str, Any] = {"counted_seconds_per_request": costs.record()}
+    if real is not None:
+        zero_hits["real_seconds_per_request"] = real.wall.record()
+        zero_hits["real_cpu_seconds_per_request"] = real.cpu.record()
+        zero_hits["share_of_real_request"] = real.share(costs)
+    record = {"workloads": [each.record() for each in counted], "zero_hits": zero_hits}
+    show(record, json_to, lambda: _print(counted, costs, real))
 
 
-def _print(counted: list[Counted], off: Runs, on: Runs) -> None:
+def _print(counted: list[Counted], costs: Sides, real: RealSides | None) -> None:
     columns = (
         "workload", "requests", "prompt tokens", "not recomputed", "infinite cache",
         "blocks at peak", "without sharing", "saved",
@@ -100,9 +106,19 @@ def _print(counted: list[Counted], off: Runs, on: Runs) -> None:
         for each in counted
     ]  # fmt: skip
     print_table("Prefix cache", columns, rows)
-    costs = [
-        ("without prefix cache", spread(off.scaled(1e3), 2)),
-        ("with", spread(on.scaled(1e3), 2)),
-        ("difference", f"{(on.median - off.median) * 1e3:,.2f}"),
-    ]
-    print_table("CPU time of the engine, random prompts of 512 + 32 tokens", ("", "ms per request"), costs)
+    sides = [("scheduler and cache alone, CPU time", costs)]
+    if real is not None:
+        sides += [("with the model, CPU time", real.cpu), ("with the model, wall clock", real.wall)]
+    lines = [
+        (
+            name, spread(each.off.scaled(1e3), 2), spread(each.on.scaled(1e3), 2),
+            f"{each.difference * 1e3:,.2f}", f"{each.on.ratio(each.off).median:.3f}",
+        )
+        for name, each in sides
+    ]  # fmt: skip
+    headings = ("ms per request", "without prefix cache", "with", "median difference", "median ratio")
+    print_table(
+        "Random prompts of 512 + 32 tokens: what the cache costs where it finds nothing", headings, lines
+    )
+    if real is not None:
+        click.echo(f"share of a request with the model: {real.share(costs):.2%} of its CPU time")

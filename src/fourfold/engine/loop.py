@@ -299,6 +299,7 @@ class Engine:
     def close(self) -> None:
         self._compiling.close()
         self._mask_thread.shutdown()
+        self.kv.close()
         self.backend.close()
         if self._draft is not None:
             self._draft.backend.close()

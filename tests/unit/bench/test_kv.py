@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fourfold.bench.kv.count import InfiniteCache, count, zero_hit_cost
+from fourfold.bench.kv.count import InfiniteCache, count
 from fourfold.bench.kv.workloads import Agents, MooncakeTrace
+from fourfold.bench.kv.zero_hits import RealSides, Sides, counted_cost
+from fourfold.bench.stats import Runs
 from fourfold.cli.main import main
 from fourfold.errors import ConfigError
 
@@ -68,15 +70,22 @@ def test_what_is_no_trace(tmp_path: Path, content: bytes) -> None:
 
 
 def test_zero_hits() -> None:
-    off, on = zero_hit_cost(2, requests=4, prompt=64, answer=2)
-    assert len(off.values) == len(on.values) == 2
-    assert min(off.values + on.values) >= 0
+    costs = counted_cost(2, requests=4)
+    assert len(costs.off.values) == len(costs.on.values) == 2
+    assert min(costs.off.values + costs.on.values) >= 0
+
+
+def test_the_cost_is_held_against_a_real_request() -> None:
+    counted = Sides(Runs((0.002, 0.004, 0.001)), Runs((0.003, 0.007, 0.0005)))
+    assert counted.difference == pytest.approx(0.001)
+    cpu = Sides(Runs((0.4, 0.5, 0.6)), Runs((0.5, 0.5, 0.5)))
+    assert RealSides(cpu, cpu).share(counted) == pytest.approx(0.002)
 
 
 def test_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fourfold.bench.kv.count.zero_hit_cost", partial(zero_hit_cost, requests=2))
+    monkeypatch.setattr("fourfold.bench.kv.zero_hits.counted_cost", partial(counted_cost, requests=2))
     trace = str(_trace(tmp_path / "t.jsonl", [1, 2], [1, 3]))
     small = ["--agents", "2", "--turns", "1", "--system-tokens", "50", "--repeats", "1"]
     assert main(["bench", "kv", "--trace", trace, *small, "--json", str(tmp_path / "o.json")]) == 0
@@ -85,7 +94,7 @@ def test_the_command(
     agents, rows = record["workloads"]
     assert (agents["prompt_tokens"], agents["cached_tokens"]) == (220, 50)
     assert (rows["prompt_tokens"], rows["cached_tokens"]) == (128, 32)
-    assert set(record["zero_hits"]["seconds_per_request"]) == {"off", "on"}
+    assert set(record["zero_hits"]["counted_seconds_per_request"]) >= {"off", "on"}
     assert main(["bench", "kv", "--trace", str(tmp_path / "missing"), *small]) != 0
     assert main(["bench", "kv", "--blocks", "2", *small]) != 0
     assert "Traceback" not in capsys.readouterr().err

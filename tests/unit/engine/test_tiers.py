@@ -78,6 +78,18 @@ def test_a_restart_finds_its_blocks_on_disk(tmp_path: Path) -> None:
     second.close()
 
 
+def test_what_was_just_computed_outlives_an_orderly_end(tmp_path: Path) -> None:
+    first = tiered(kv_disk_cache_dir=str(tmp_path))
+    cold, _ = ask(first, "a", LONG)
+    assert first.kv.tiers is not None
+    threads = first.kv.tiers._threads
+    first.close()
+    assert not any(thread.is_alive() for thread in threads)
+    second = tiered(kv_disk_cache_dir=str(tmp_path))
+    assert ask(second, "b", LONG) == (cold, 56)
+    second.close()
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "header", "empty"])
 def test_a_damaged_file_is_ignored_counted_and_gone(tmp_path: Path, damage: str) -> None:
     first = tiered(kv_disk_cache_dir=str(tmp_path))

@@ -1,17 +1,14 @@
 """Prompt tokens that were not recomputed, beside a cache that never forgets; KV blocks with and without
-sharing; what the cache costs where nothing is ever found."""
+sharing."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fourfold.bench.kv.backend import VOCABULARY, counting_engine
+from fourfold.bench.kv.backend import counting_engine
 from fourfold.bench.kv.workloads import Ask, Workload
-from fourfold.bench.stats import Runs
 from fourfold.engine.loop import Engine
 from fourfold.types import EngineEvent, EngineRequest, SamplingParams
 
@@ -96,7 +93,7 @@ def count(
             best += min(ideal.known(ask.prompt), len(ask.prompt) - 1)
             ideal.add(ask.prompt)
             answers[name] = []
-            engine.add(_request(name, ask))
+            engine.add(make_request(name, ask))
         while engine.has_work:
             for event in engine.step():
                 answers[event.request_id].extend(event.token_ids)
@@ -115,35 +112,8 @@ def count(
     )
 
 
-def zero_hit_cost(
-    repeats: int, requests: int = 200, prompt: int = 512, answer: int = 32
-) -> tuple[Runs, Runs]:
-    """CPU seconds of scheduler and cache per request of random tokens: without prefix cache, and with.
-
-    They alternate, so that both meet the same machine."""
-    made = random.Random(3)
-    asks = [Ask([made.randrange(VOCABULARY) for _ in range(prompt)], answer) for _ in range(requests)]
-    off, on = [], []
-    for _ in range(repeats):
-        off.append(_seconds(asks, prefix_caching=False))
-        on.append(_seconds(asks, prefix_caching=True))
-    return Runs(tuple(off)), Runs(tuple(on))
-
-
-def _seconds(asks: list[Ask], prefix_caching: bool) -> float:
-    """Eight at a time, in a pool that is full soon: so with the cache there is also eviction."""
-    engine, _ = counting_engine(1024, 32, 8192, max_num_seqs=8, prefix_caching=prefix_caching)
-    began = time.process_time()
-    for start in range(0, len(asks), 8):
-        for number, ask in enumerate(asks[start : start + 8], start):
-            engine.add(_request(str(number), ask))
-        _drain(engine)
-    took = time.process_time() - began
-    engine.close()
-    return took / len(asks)
-
-
-def _drain(engine: Engine) -> None:
+def drain(engine: Engine) -> None:
+    """Runs the engine until nothing is left. Raises RuntimeError for an answer that failed."""
     while engine.has_work:
         for event in engine.step():
             _must_be_fine(event)
@@ -154,6 +124,6 @@ def _must_be_fine(event: EngineEvent) -> None:
         raise RuntimeError(f"request {event.request_id} ended with {event.finish_reason}: {event.error}")
 
 
-def _request(name: str, ask: Ask) -> EngineRequest:
+def make_request(name: str, ask: Ask) -> EngineRequest:
     sampling = SamplingParams(temperature=0.0, max_tokens=ask.max_tokens, ignore_eos=True)
     return EngineRequest(request_id=name, prompt_ids=ask.prompt, sampling=sampling)
