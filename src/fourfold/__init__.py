@@ -8,15 +8,23 @@ from fourfold._version import __version__
 
 if TYPE_CHECKING:
     from fourfold.llm import LLM, CompletionOutput, RequestOutput
-    from fourfold.types import SamplingParams
+    from fourfold.types import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "fourfold.llm",
     "CompletionOutput": "fourfold.llm",
     "RequestOutput": "fourfold.llm",
     "SamplingParams": "fourfold.types",
+    "StructuredOutputsParams": "fourfold.types",
 }
 
 

@@ -24,10 +24,11 @@ from fourfold.errors import ConfigError, FourfoldError, InvalidRequestError
 from fourfold.hub import resolve
 from fourfold.progress import Progress, ReportedProgress, silent
 from fourfold.text.chat import ChatTemplate
+from fourfold.text.conversation import for_template
 from fourfold.text.output import Delta, OutputProcessor, TokenInfo
 from fourfold.text.tokenizer import Tokenizer, load_tokenizer
+from fourfold.text.tools import declared_tools
 from fourfold.types import (
-    Constraint,
     EngineEvent,
     EngineRequest,
     FinishReason,
@@ -102,43 +103,62 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        constraint: Constraint | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt; the outputs are in the order of the prompts.
 
-        prompts: one text, one list of token ids, or a list of either.  params: one for all, or one each.
+        prompts: one text, one list of token ids, or a list of either.
+        sampling_params: one for all, or one each; their structured_outputs say what the answer must be.
         use_tqdm: show progress if standard error is a terminal.
-        constraint: what every answer must be (see fourfold.grammar.sources.make_constraint).
         Raises InvalidRequestError before anything runs if any of them cannot be served, and FourfoldError if
             no answer was found that the constraint allows.
         """
         batch = _as_batch(prompts)
-        sampling = _per_prompt(params, len(batch))
+        sampling = _per_prompt(sampling_params, len(batch))
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
-        return self._run(texts, ids, sampling, use_tqdm, constraint, continues_text=True)
+        return self._run(texts, ids, sampling, use_tqdm, continues_text=True)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        constraint: Constraint | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several; otherwise as `generate`."""
+        """Answers one conversation, or each of several; otherwise as `generate`.
+
+        chat_template: Jinja2, instead of the model's own.  tools: that the template tells the model of, in
+            OpenAI's form; calls stay in the answer's text.  chat_template_kwargs: variables of the template.
+        continue_final_message: the answer goes on with the last message; then add_generation_prompt is False.
+        """
         if not messages:
             raise InvalidRequestError("messages is empty; give at least one message", "messages")
         conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
-        sampling = _per_prompt(params, len(conversations))
-        template = self.chat_template()
-        rendered = [self.render_chat(conversation, template) for conversation in conversations]
+        sampling = _per_prompt(sampling_params, len(conversations))
+        template = self.chat_template(chat_template)
+        shown = [tool.shown for tool in declared_tools(tools, "tools").values()]
+        rendered = []
+        for conversation in conversations:
+            plain, given = for_template(conversation, shown, template)
+            text = template.render(
+                plain,
+                tools=given or None,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            rendered.append((text, self.tokenizer.encode(text)))
         texts: list[str | None] = [text for text, _ in rendered]
         prompts = [ids for _, ids in rendered]
-        return self._run(texts, prompts, sampling, use_tqdm, constraint, continues_text=False)
+        return self._run(texts, prompts, sampling, use_tqdm, continues_text=continue_final_message)
 
     def chat_template(self, source: str | None = None) -> ChatTemplate:
         """The model's own template, or one of Jinja2 `source`. InvalidRequestError if there is none."""
@@ -183,7 +203,6 @@ class LLM:
         ids: list[list[int]],
         sampling: list[SamplingParams],
         show: bool,
-        constraint: Constraint | None,
         *,
         continues_text: bool,
     ) -> list[RequestOutput]:
@@ -191,7 +210,7 @@ class LLM:
         prompts = []
         for prompt_ids, params in zip(ids, sampling, strict=True):
             siblings = []
-            for index, request in enumerate(self._requests(prompt_ids, params, constraint)):
+            for index, request in enumerate(self._requests(prompt_ids, params)):
                 output = OutputProcessor(self.tokenizer, request.sampling, request.eos_ids, continues_text)
                 answers[request.request_id] = _Answer(index, request, output)
                 siblings.append(answers[request.request_id])
@@ -220,10 +239,14 @@ class LLM:
                 if event.finish_reason is None:
                     self._engine.engine.abort(event.request_id)
 
-    def _requests(
-        self, ids: list[int], params: SamplingParams, constraint: Constraint | None = None
-    ) -> list[EngineRequest]:
+    def _requests(self, ids: list[int], params: SamplingParams) -> list[EngineRequest]:
         """The n requests of one prompt, with seeds that differ by one."""
+        constraint = None
+        if params.structured_outputs is not None:
+            from fourfold.grammar.sources import constraint_of_params  # most runs have no need of it
+
+            constraint = constraint_of_params(params.structured_outputs)
+            params = msgspec.structs.replace(params, structured_outputs=None)
         self.tokenizer.check_ids(ids)
         vocab = min(self.model.vocab_size, self.tokenizer.vocab_size)
         make = RequestMaker(self.model, vocab, tuple(self.tokenizer.eos_ids))

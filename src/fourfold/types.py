@@ -8,7 +8,7 @@ the project but `errors`.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,22 @@ MAX_TIMEOUT = 86400
 """Seconds that a request may allow at most."""
 
 
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer must be, by one of these (vLLM's names; see docs/json-schema.md).
+
+    json: a JSON Schema, as a value or JSON text.  regex: matched whole.  choice: one of these texts.
+    grammar: Lark, or GBNF, which is told by its `::=`.  json_object: any JSON object.
+    structural_tag: a value or JSON text.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to choose tokens, and when to stop. Field names and meanings are those of vLLM and OpenAI.
 
@@ -38,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: None for none, 0 for the chosen token only, k for the k best as well.
     prompt_logprobs: the same for prompt tokens.
     max_tokens: None means "until the context is full".
+    structured_outputs: what the answer must be; for the offline API, which makes a Constraint of it.
     stop: strings that end the answer; they are not part of it unless include_stop_str_in_output.
     """
 
@@ -61,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     @property
     def greedy(self) -> bool:

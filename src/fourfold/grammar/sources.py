@@ -17,9 +17,19 @@ from fourfold.grammar.schema.check import MAX_BYTES, check_depth, check_schema
 from fourfold.grammar.schema.patterns import check_pattern
 from fourfold.grammar.schema.relax import relax
 from fourfold.grammar.tags import structural_constraint
-from fourfold.types import Constraint
+from fourfold.types import Constraint, StructuredOutputsParams
 
 Kind = Literal["json", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"]
+
+STRUCTURED_KINDS: dict[str, Kind] = {
+    "json": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+    "json_object": "json_object",
+    "structural_tag": "structural_tag",
+}
+"""Fields of StructuredOutputsParams, and of the body's structured_outputs."""
 
 MAX_CHOICES = 10_000
 
@@ -38,6 +48,21 @@ def make_constraint(kind: Kind, content: Any, param: str) -> Constraint:
         return msgspec.structs.replace(_make(kind, text), param=param)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{param}: {error}", param, error.code or "invalid_constraint") from error
+
+
+def constraint_of_params(params: StructuredOutputsParams) -> Constraint:
+    """Raises InvalidRequestError, also if it does not say exactly one thing."""
+    given = {name: getattr(params, name) for name in STRUCTURED_KINDS}
+    said = {name: content for name, content in given.items() if content not in (None, False)}
+    if len(said) != 1:
+        raise InvalidRequestError(
+            f"structured_outputs must say one of {', '.join(STRUCTURED_KINDS)}; got "
+            f"{', '.join(said) or 'none'}",
+            "structured_outputs",
+        )
+    ((name, content),) = said.items()
+    kind = STRUCTURED_KINDS[name]
+    return make_constraint(kind, "" if kind == "json_object" else content, f"structured_outputs.{name}")
 
 
 def _encode(content: Any) -> str:

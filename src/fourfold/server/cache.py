@@ -34,6 +34,7 @@ from fourfold.server.messages import render, template_of
 from fourfold.server.stream import Watched
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import GenerationBody, PinBody, UnpinBody
+from fourfold.text.tools import declared_tools
 from fourfold.types import PinInfo, SamplingParams
 
 MAX_NAME = 256
@@ -152,7 +153,12 @@ async def _prompt(front: Front, body: PinBody) -> tuple[str, list[int]]:
         special = bool(body.add_special_tokens)
         template = template_of(front, body.chat_template)
         rendered = await render(
-            front, body, template, add_special_tokens=special, variables=body.chat_template_kwargs
+            front,
+            body,
+            template,
+            add_special_tokens=special,
+            tools=[tool.shown for tool in declared_tools(body.tools, "tools").values()],
+            variables=body.chat_template_kwargs,
         )
         return "messages", rendered.prompt.ids
     if isinstance(body.prompt, str):

@@ -28,14 +28,6 @@ _FIELDS: dict[str, Kind] = {
 }
 """Fields of vLLM (guided_*), SGLang and llama.cpp. An empty text or list switches one off."""
 
-_STRUCTURED: dict[str, Kind] = {
-    "json": "json",
-    "regex": "regex",
-    "choice": "choice",
-    "grammar": "lark",
-    "json_object": "json_object",
-    "structural_tag": "structural_tag",
-}
 _WITHOUT_EFFECT = frozenset(
     {
         "backend",
@@ -120,14 +112,18 @@ def _of_response_format(body: GenerationBody) -> list[Asked]:
 
 
 def _of_structured_outputs(body: GenerationBody) -> list[Asked]:
+    if not body.structured_outputs:
+        return []
+    from fourfold.grammar.sources import STRUCTURED_KINDS
+
     asked: list[Asked] = []
-    for name, content in (body.structured_outputs or {}).items():
+    for name, content in body.structured_outputs.items():
         field = f"structured_outputs.{name}"
         if content is None or content is False or name in _WITHOUT_EFFECT:
             continue
-        if name not in _STRUCTURED:
+        if name not in STRUCTURED_KINDS:
             raise InvalidRequestError(
-                f"{field} is not supported; give one of {', '.join(_STRUCTURED)}", "structured_outputs"
+                f"{field} is not supported; give one of {', '.join(STRUCTURED_KINDS)}", "structured_outputs"
             )
-        asked.append((field, _STRUCTURED[name], "" if name == "json_object" else content))
+        asked.append((field, STRUCTURED_KINDS[name], "" if name == "json_object" else content))
     return asked

@@ -14,6 +14,7 @@ from fourfold.server.front import Front
 from fourfold.server.messages import render, template_of
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import DetokenizeBody, TokenizeBody
+from fourfold.text.tools import declared_tools
 
 encode = msgspec.json.encode
 
@@ -27,11 +28,18 @@ async def tokenize(front: Front, request: Request) -> Response:
         raise InvalidRequestError(
             f"give exactly one of prompt, messages and content; got {', '.join(given) or 'none'}", "prompt"
         )
+    if body.tools and body.messages is None:
+        raise InvalidRequestError("tools go with messages; give messages, too", "tools")
     special = body.add_special_tokens if body.add_special_tokens is not None else body.add_special
     if body.messages is not None:
         template = template_of(front, body.chat_template)
         rendered = await render(
-            front, body, template, add_special_tokens=bool(special), variables=body.chat_template_kwargs
+            front,
+            body,
+            template,
+            add_special_tokens=bool(special),
+            tools=[tool.shown for tool in declared_tools(body.tools, "tools").values()],
+            variables=body.chat_template_kwargs,
         )
         ids = rendered.prompt.ids
     elif body.content is not None:

@@ -108,7 +108,7 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """POST /v1/tokenize: `prompt` or `messages` (vLLM), or `content` (llama.cpp)."""
+    """POST /v1/tokenize: `prompt`, or `messages` and perhaps `tools` (vLLM), or `content` (llama.cpp)."""
 
     model: str | None = None
     prompt: str | None = None
@@ -118,6 +118,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special: bool | None = None
     with_pieces: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -125,7 +126,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class PinBody(msgspec.Struct, kw_only=True):
-    """POST /v1/cache/pin: `prompt` (a text or token ids) or `messages`, as in the requests that it is for.
+    """POST /v1/cache/pin: `prompt` (a text or token ids) or `messages` and perhaps `tools`, as in the
+    requests that it is for.
 
     name: for unpin, and to replace a pin; made from the tokens if there is none.
     """
@@ -136,6 +138,7 @@ class PinBody(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fourfold import LLM, SamplingParams
+from fourfold import LLM, SamplingParams, StructuredOutputsParams
 from fourfold.errors import ConfigError, InvalidRequestError, ModelNotFoundError
-from fourfold.grammar.sources import make_constraint
-from fourfold.types import Constraint
 
 from .conftest import EOS, ScriptedBackend
 
@@ -56,19 +54,25 @@ def test_params_per_prompt_n_and_limits(tiny: Path, say: Say) -> None:
     assert [(a.text, a.finish_reason, a.stop_reason) for a in second.outputs] == [("abc", "stop", "d")]
 
 
-def test_constraints(tiny: Path, say: Say) -> None:
+def test_structured_outputs(tiny: Path, say: Say) -> None:
     say("yellow")
+    choice = StructuredOutputsParams(choice=["yes", "no"])
+    free, bound = SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, structured_outputs=choice)
     with LLM(str(tiny)) as llm:
-        choice = make_constraint("choice", ["yes", "no"], "constraint")
-        params = SamplingParams(max_tokens=20)
         for output in (
-            llm.generate("p", params, use_tqdm=False, constraint=choice)[0],
-            llm.chat([{"role": "user", "content": "p"}], params, use_tqdm=False, constraint=choice)[0],
+            llm.generate("p", bound, use_tqdm=False)[0],
+            llm.chat([{"role": "user", "content": "p"}], bound, use_tqdm=False)[0],
         ):
             # The script says "y"; what must follow is not asked of it, and neither is the end.
             assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("yes", "stop")
+        both = llm.generate(["p", "p"], [free, bound], use_tqdm=False)
+        assert [each.outputs[0].text for each in both] == ["yellow", "yes"]
+        wrong = StructuredOutputsParams(grammar="start: nothing")
         with pytest.raises(InvalidRequestError, match="nothing"):
-            llm.generate("p", use_tqdm=False, constraint=Constraint(grammar="start: nothing"))
+            llm.generate("p", SamplingParams(structured_outputs=wrong), use_tqdm=False)
+        for unclear in (StructuredOutputsParams(), StructuredOutputsParams(regex="a", json_object=True)):
+            with pytest.raises(InvalidRequestError, match="must say one of json, regex"):
+                llm.generate("p", SamplingParams(structured_outputs=unclear), use_tqdm=False)
 
 
 def test_logprobs(tiny: Path, say: Say) -> None:
@@ -99,6 +103,33 @@ def test_chat_renders_the_template(tiny: Path, say: Say) -> None:
         assert len(llm.chat([[{"role": "user", "content": "a"}]] * 2, use_tqdm=False)) == 2
         with pytest.raises(InvalidRequestError, match="messages is empty"):
             llm.chat([])
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+def test_chat_with_tools_and_variables(tiny: Path, say: Say) -> None:
+    say("ok")
+    user = {"role": "user", "content": "yo"}
+    with LLM(str(tiny)) as llm:
+        # This model's own template has no place for tools: they are described in the system message.
+        (output,) = llm.chat([user], use_tqdm=False, tools=[TOOL])
+        assert output.prompt is not None
+        assert output.prompt.startswith("<|im_start|>system\n")
+        assert '"name": "add"' in output.prompt
+        template = "{{ tools[0].function.name }} {{ mood }} {{ messages[-1].content }}"
+        (output,) = llm.chat(
+            [user], use_tqdm=False, tools=[TOOL], chat_template=template, chat_template_kwargs={"mood": "?"}
+        )
+        assert output.prompt == "add ? yo"
+        begun = [user, {"role": "assistant", "content": "We"}]
+        (output,) = llm.chat(begun, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
+        assert (output.prompt or "").endswith("<|im_start|>assistant\nWe")
+        with pytest.raises(InvalidRequestError, match=r"tools\[0\].function.name must be"):
+            llm.chat([user], tools=[{"type": "function", "function": {"name": "a b"}}])
 
 
 def test_leaving_a_stream_frees_its_blocks(tiny: Path, say: Say) -> None:

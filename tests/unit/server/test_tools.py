@@ -305,6 +305,22 @@ async def test_what_the_template_gets(http: httpx.AsyncClient, engine: FakeClien
     assert "not JSON" in (await post(http, 400, messages=bad))["message"]
 
 
+@pytest.mark.parametrize("tools", [[ADD, NOW], [], None])
+async def test_tokenize_counts_what_chat_takes(
+    http: httpx.AsyncClient, engine: FakeClient, tools: list[Any] | None
+) -> None:
+    asked = {"messages": USER, "tools": tools}
+    await post(http, **asked)
+    for path in ("/tokenize", "/v1/tokenize"):
+        response = await http.post(path, json=asked)
+        assert response.json()["tokens"] == engine.requests[-1].prompt_ids
+        assert response.json()["count"] == len(engine.requests[-1].prompt_ids)
+    bad = await http.post("/v1/tokenize", json={"messages": USER, "tools": [{"type": "function"}]})
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "tools")
+    alone = await http.post("/v1/tokenize", json={"prompt": "x", "tools": [ADD]})
+    assert (alone.status_code, alone.json()["error"]["param"]) == (400, "tools")
+
+
 async def test_a_template_without_tools() -> None:
     """Documented: described in the system message, earlier calls and results as text."""
     engine = engine_with(None)
