@@ -117,7 +117,9 @@ class Admission:
             sum(len(seq.tokens) for seq in running) / len(running) if running else len(request.prompt_ids)
         )
         work = answers * length
-        chunk = pace.chunk(costs, answers, answers, work, own // 2, limits.max_num_batched_tokens - answers)
+        crowd = min(slots, len(running) + waiting_ahead + 1) - 1
+        most = limits.max_num_batched_tokens - answers
+        chunk = pace.chunk(costs, answers, crowd, answers, work, own // 2, most)
         chunk = max(1, min(chunk, ahead + own))
         mixed = costs.seconds(answers + chunk, work + span_work(own // 2, chunk))
         left = sorted(

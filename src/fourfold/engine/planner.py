@@ -130,7 +130,8 @@ class Planner:
         context = max((seq.computed for seq in prefills), default=0)
         whole = self._budget
         size = self._size()
-        self._budget = self.pace.next_chunk(self.costs, answers, *size, context, whole)
+        crowd = min(self.limits.max_seqs, len(self.running) + len(self.waiting)) - 1
+        self._budget = self.pace.next_chunk(self.costs, answers, crowd, *size, context, whole)
         while self._budget > 0:
             queue = self.waiting if not self._preempted and held <= MAX_HELD else None
             seq = self.fair.choose(prefills, queue, skipped, closed, self._need, self._budget)
@@ -138,7 +139,7 @@ class Planner:
                 return
             if not skipped and seq.known[1] > context:
                 # Its prefix is known, so what it computes reads more context than was thought.
-                self._budget = self.pace.next_chunk(self.costs, answers, *size, seq.known[1], whole)
+                self._budget = self.pace.next_chunk(self.costs, answers, crowd, *size, seq.known[1], whole)
             skipped.add(seq)
             if seq.state == SequenceState.RUNNING:
                 self._schedule_prefill(seq)

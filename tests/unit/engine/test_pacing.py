@@ -94,6 +94,34 @@ def test_answers_keep_their_pace_beside_a_long_prompt(name: str, streams: int) -
     assert ratios[0.9] > (1.3 if streams == 1 else 1.5), ratios
 
 
+def seconds_for_a_crowd(machine: Machine, pace: Pace, requests: int, seed: int) -> float:
+    """Of requests with prompts and answers of 128 tokens that come at once."""
+    rng = random.Random(seed)
+    limits = Limits(
+        max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_waiting=99, block_size=32,
+        num_blocks=1024, vocab_size=50_000,
+    )  # fmt: skip
+    backend = NoBackend(32, 1024, 512)
+    scheduler = Scheduler(limits, RadixCache(1024, 32), pace=pace)
+    for i in range(requests):
+        scheduler.add(request(str(i), [rng.randrange(50_000) for _ in range(128)], max_tokens=128))
+    total = 0.0
+    while (batch := scheduler.next_batch()) is not None:
+        work = sum(map(span_work, batch.seq_context.tolist(), batch.seq_tokens.tolist()))
+        took = machine.seconds(len(batch.tokens), work)
+        scheduler.commit(batch, backend.run(batch))
+        scheduler.measured(took)
+        total += took
+    return total
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_crowd_costs_no_throughput(name: str) -> None:
+    """Prompts that trickle in beside few answers would leave the weights read for few tokens at a time."""
+    paced, free = (seconds_for_a_crowd(MACHINES[name], pace, 32, seed=1) for pace in (Pace(), Pace(0)))
+    assert paced < 1.1 * free
+
+
 @pytest.mark.parametrize("name", ["compute", "jump"])
 def test_a_target_in_seconds_is_kept(name: str) -> None:
     target = 3 * MACHINES[name].seconds(4, 4 * 50)
@@ -104,40 +132,40 @@ def test_a_target_in_seconds_is_kept(name: str) -> None:
 
 def test_chunks_keep_the_pace_of_answers_and_grow_when_there_are_none() -> None:
     costs, pace = learned(), Pace(2.0)
-    chunk = pace.chunk(costs, 4, 4, 400, 0, 508)
+    chunk = pace.chunk(costs, 4, 4, 4, 400, 0, 508)
     quiet = machine(4, 400)
     assert machine(4 + chunk, 400 + span_work(0, chunk)) == pytest.approx(2 * quiet, rel=0.25)
-    assert pace.chunk(costs, 0, 0, 0, 0, 512) == 512
-    assert Pace(0).chunk(costs, 4, 4, 400, 0, 508) == 508
+    assert pace.chunk(costs, 0, 0, 0, 0, 0, 512) == 512
+    assert Pace(0).chunk(costs, 4, 4, 4, 400, 0, 508) == 508
     # Far in a long prompt every token costs more, so there are fewer of them.
-    assert pace.chunk(costs, 4, 4, 400, 4000, 508) < chunk
+    assert pace.chunk(costs, 4, 4, 4, 400, 4000, 508) < chunk
     # Many answers take longer, so there is more room beside them.
-    assert pace.chunk(costs, 64, 64, 64_000, 0, 448) > chunk
+    assert pace.chunk(costs, 64, 64, 64, 64_000, 0, 448) > chunk
 
 
 def test_chunks_at_the_limits() -> None:
     costs = learned()
-    assert Pace(1.0).chunk(costs, 4, 4, 400, 0, 508) >= LEAST_CHUNK
-    assert Pace(1.5).chunk(costs, 4, 4, 400, 0, 2) == 2
-    assert Pace(2.0).chunk(costs, 4, 4, 400, 0, 0) == 0
-    assert Pace(2.0).next_chunk(StepCosts(), 0, 0, 0, 0, 508) == 508
+    assert Pace(1.0).chunk(costs, 4, 4, 4, 400, 0, 508) >= LEAST_CHUNK
+    assert Pace(1.5).chunk(costs, 4, 4, 4, 400, 0, 2) == 2
+    assert Pace(2.0).chunk(costs, 4, 4, 4, 400, 0, 0) == 0
+    assert Pace(2.0).next_chunk(StepCosts(), 0, 0, 0, 0, 0, 508) == 508
 
 
 def test_the_next_step_is_no_larger_than_what_is_known() -> None:
     costs = StepCosts()
-    assert Pace(9).next_chunk(costs, 4, 4, 400, 0, 508) == 508
+    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 508
     costs.observe(4, 400, 0.003)
     costs.observe(512, span_work(0, 512), 0.2)
-    assert Pace(9).chunk(costs, 4, 4, 400, 0, 508) > 50
-    assert Pace(9).next_chunk(costs, 4, 4, 400, 0, 508) == 4
+    assert Pace(9).chunk(costs, 4, 4, 4, 400, 0, 508) > 50
+    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 4
     costs.observe(8, 800, 0.003)
-    assert Pace(9).next_chunk(costs, 4, 4, 400, 0, 508) == 12
-    assert Pace(0).next_chunk(costs, 4, 4, 400, 0, 508) == 508
+    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 12
+    assert Pace(0).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 508
 
 
 def test_a_target_bounds_chunks_and_answers() -> None:
     costs, pace = learned(), Pace(itl_target=0.02)
-    chunk = pace.chunk(costs, 4, 4, 400, 0, 508)
+    chunk = pace.chunk(costs, 4, 4, 4, 400, 0, 508)
     assert machine(4 + chunk, span_work(0, chunk)) == pytest.approx(0.02, rel=0.25)
     assert pace.allows(costs, 8, 8 * 100)
     assert not pace.allows(costs, 300, 300 * 100)
