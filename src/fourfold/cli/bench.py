@@ -17,6 +17,7 @@ from fourfold.cli.base import LazyGroup
         "load": ("fourfold.cli.bench_load:load", "A server at and beyond its own capacity."),
         "itl": ("fourfold.cli.bench_load:itl", "What a long prompt does to answers that run."),
         "kv": ("fourfold.cli.bench_kv:kv", "What the prefix cache saves, counted without a model."),
+        "kv-serve": ("fourfold.cli.bench_kv_serve:kv_serve", "What a server's prefix cache saves."),
         "compare": ("fourfold.cli.bench_compare:compare", "This engine beside others, in one run."),
         "accuracy": (
             "fourfold.cli.bench_accuracy:accuracy",

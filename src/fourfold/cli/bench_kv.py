@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fourfold.cli import options
 from fourfold.cli.base import Command
 from fourfold.cli.bench_output import json_option, print_table, repeats_option, show, spread
 
@@ -15,29 +16,36 @@ if TYPE_CHECKING:
     from fourfold.bench.kv.zero_hits import RealSides, Sides
 
 
+def workload_options(command: Any) -> Any:
+    """What is asked."""
+    for option in (
+        click.option("--trace", metavar="FILE",
+                     help="Also a trace in Mooncake's format (JSON lines with hash_ids)."),
+        click.option("--rows", type=options.COUNT, default=1000, show_default=True,
+                     help="Rows of the trace to run."),
+        click.option("--tokens-per-hash", type=click.IntRange(1, 512), default=32, show_default=True,
+                     help="Tokens of a block of the trace, which stands for 512: scales its prompts to "
+                     "--max-model-len."),
+        click.option("--agents", type=click.IntRange(1, 64), default=32, show_default=True,
+                     help="Conversations."),
+        click.option("--turns", type=click.IntRange(1, 1000), default=6, show_default=True,
+                     help="Of each of them."),
+        click.option("--system-tokens", type=options.COUNT, default=1000, show_default=True,
+                     help="Length of the system prompt that they share."),
+        click.option("--max-model-len", type=click.IntRange(64), default=8192, show_default=True,
+                     help="Longest sequence."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @click.command(cls=Command)
-@click.option("--trace", metavar="FILE", help="Also a trace in Mooncake's format (JSON lines with hash_ids).")
-@click.option(
-    "--rows", type=click.IntRange(1), default=1000, show_default=True, help="Rows of the trace to run."
-)
-@click.option(
-    "--tokens-per-hash", type=click.IntRange(1, 512), default=32, show_default=True,
-    help="Tokens of a block of the trace, which stands for 512: scales its prompts to --max-model-len.",
-)  # fmt: skip
-@click.option("--agents", type=click.IntRange(1, 64), default=32, show_default=True, help="Conversations.")
-@click.option("--turns", type=click.IntRange(1, 1000), default=6, show_default=True, help="Of each of them.")
-@click.option(
-    "--system-tokens", type=click.IntRange(1), default=1000, show_default=True,
-    help="Length of the system prompt that they share.",
-)  # fmt: skip
+@workload_options
 @click.option(
     "--blocks", type=click.IntRange(2), default=4096, show_default=True, help="KV blocks of the pool."
 )
 @click.option(
     "--block-size", type=click.IntRange(1, 1024), default=32, show_default=True, help="Tokens of a block."
-)
-@click.option(
-    "--max-model-len", type=click.IntRange(64), default=8192, show_default=True, help="Longest sequence."
 )
 @click.option("--model", "-m", help="Model to measure the cost of finding nothing with, too.")
 @repeats_option

@@ -31,7 +31,7 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
     return shares
 
 
-def _server_options(command: Any) -> Any:
+def server_options(command: Any) -> Any:
     for option in (
         click.option(
             "--base-url", "--url", default="http://127.0.0.1:8000", show_default=True, help="The server."
@@ -48,7 +48,7 @@ def _server_options(command: Any) -> Any:
 
 
 @click.command(cls=Command)
-@_server_options
+@server_options
 @click.option(
     "--rate-of-capacity",
     "shares",
@@ -76,7 +76,7 @@ def load(base_url: str, api_key: str | None, allow_remote: bool, json_to: str | 
 
     Fails if a request failed otherwise than by a refusal.
     """
-    server, model = _server(base_url, api_key, allow_remote, flags["model"])
+    server, model = find_server(base_url, api_key, allow_remote, flags["model"])
     full, reports = asyncio.run(_loads(server, model, flags))
     record = {
         "base_url": base_url, "model": model, "seed": flags["seed"],
@@ -161,7 +161,7 @@ def _print_loads(model: str, full: LoadReport, reports: list[ShareReport]) -> No
 
 
 @click.command(cls=Command)
-@_server_options
+@server_options
 @click.option("--streams", type=options.COUNT, default=4, show_default=True, help="Answers that run.")
 @click.option("--prompt-len", type=options.COUNT, default=4000, show_default=True, help="Of the long prompt.")
 @click.option("--output-len", type=options.COUNT, default=1500, show_default=True, help="Tokens per answer.")
@@ -172,7 +172,7 @@ def _print_loads(model: str, full: LoadReport, reports: list[ShareReport]) -> No
 def itl(base_url: str, api_key: str | None, allow_remote: bool, json_to: str | None, **flags: Any) -> int:
     """Measure what a long prompt does to the answers that run: the time between their tokens before, and
     while it is computed."""
-    server, model = _server(base_url, api_key, allow_remote, flags["model"])
+    server, model = find_server(base_url, api_key, allow_remote, flags["model"])
     found = asyncio.run(_interferences(server, model, flags))
     names = ("streams", "prompt_len", "output_len", "quiet_seconds", "seed")
     record = {
@@ -226,7 +226,9 @@ def _print_interferences(model: str, flags: dict[str, Any], found: list[Interfer
     )
 
 
-def _server(base_url: str, api_key: str | None, allow_remote: bool, model: str | None) -> tuple[Server, str]:
+def find_server(
+    base_url: str, api_key: str | None, allow_remote: bool, model: str | None
+) -> tuple[Server, str]:
     from fourfold.bench.load.http import Server
     from fourfold.bench.load.models import served_models
 

@@ -67,8 +67,18 @@ class MooncakeTrace:
     """A trace in Mooncake's format (Qin et al. 2024): JSON lines with hash_ids, each one block of a prompt,
     and output_length. Scaled: a block has fewer tokens than the 512 it stands for."""
 
-    def __init__(self, path: Path, per_hash: int, longest: int, rows: int, at_once: int = 8) -> None:
-        """per_hash: tokens of a block.  longest: tokens of a prompt.  Raises ConfigError."""
+    def __init__(
+        self,
+        path: Path,
+        per_hash: int,
+        longest: int,
+        rows: int,
+        at_once: int = 8,
+        ids: tuple[int, int] = (0, VOCABULARY),
+    ) -> None:
+        """per_hash: tokens of a block.  longest: tokens of a prompt.  ids: they are in [first, second).
+        Raises ConfigError."""
+        self._ids = ids
         self.name = f"{path.name}, {per_hash} tokens per block of {TRACE_BLOCK}"
         self._per_hash, self._longest, self._at_once = per_hash, longest, at_once
         self._rows = _read(path, rows)
@@ -87,7 +97,7 @@ class MooncakeTrace:
 
     def _tokens(self, block: int) -> list[int]:
         made = random.Random(block)
-        return [made.randrange(VOCABULARY) for _ in range(self._per_hash)]
+        return [made.randrange(*self._ids) for _ in range(self._per_hash)]
 
 
 def _read(path: Path, rows: int) -> list[_Row]:

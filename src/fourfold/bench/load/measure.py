@@ -80,6 +80,12 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Timings(msgspec.Struct):
+    """What llama-server says."""
+
+    cache_n: int | None = None
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
@@ -96,6 +102,7 @@ class _Choice(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    timings: _Timings | None = None
     error: Any = None
 
 
@@ -133,6 +140,7 @@ class _Reader:
         self._arrivals: list[float] = []
         self._text: list[str] = []
         self._usage: _Usage | None = None
+        self._timings: _Timings | None = None
         self._finish: str | None = None
         self._error: str | None = None
         self._done = False
@@ -151,6 +159,8 @@ class _Reader:
             self._error = msgspec.json.encode(chunk.error).decode()[:ERROR_CHARACTERS]
         if chunk.usage is not None:
             self._usage = chunk.usage
+        if chunk.timings is not None:
+            self._timings = chunk.timings
         for choice in chunk.choices:
             if choice.finish_reason is not None:
                 self._finish = choice.finish_reason
@@ -162,6 +172,9 @@ class _Reader:
     def answer(self, sent: float, ended: float, error: str | None, prompt_tokens: int | None) -> Answer:
         usage = self._usage or _Usage()
         details = usage.prompt_tokens_details
+        cached = details.cached_tokens if details else None
+        if cached is None and self._timings is not None:
+            cached = self._timings.cache_n
         error = error or self._error
         if error is None and not self._done:
             error = "the stream ended without [DONE]"
@@ -173,7 +186,7 @@ class _Reader:
             ended=ended,
             output_tokens=usage.completion_tokens or len(self._arrivals),
             prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else prompt_tokens,
-            cached_tokens=details.cached_tokens if details else None,
+            cached_tokens=cached,
             finish_reason=self._finish,
             text="".join(self._text),
             error=error,
