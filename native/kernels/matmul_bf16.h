@@ -20,23 +20,66 @@ struct Bf16Stage {
   bool first;
 };
 
+#if defined(FF_BF16)
+constexpr int kBf16Rows = 4;  // times kRegTiles: 16 sums
+#else
+constexpr int kBf16Rows = 6;  // times kRegTiles: 24 sums of 32 registers, or 12 of 16
+#endif
+constexpr int kBf16Widened = 512;  // k of rows that are held as floats
+
+// y[r][t] += the products of `pairs` pairs of row r, from x on, with tile t. Without an instruction for pairs
+// the rows are widened first, and multiply as they are loaded.
 template <int ROWS, int TILES>
-static FF_INLINE void bf16_rows(const Bf16Stage& s, int row, int tile) {
-  const uint16_t* w = s.w + size_t(tile) * s.w_stride;
-  const uint16_t* x = s.x + size_t(row) * s.x_stride;
-  float* sums = s.sums + (size_t(row) * kBlockTiles + size_t(tile)) * kTile;
-  F y[ROWS][TILES];
-  FF_UNROLL(4)
-  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
-  for (int t = 0; t < TILES; t++) y[r][t] = s.first ? zero() : load(sums + (r * kBlockTiles + t) * kTile);
-  for (int i = 0; i < s.pairs; i++, w += 32) FF_UNROLL(4)
+static FF_INLINE void add_dots(const Bf16Stage& s, const uint16_t* x, const uint16_t* w, int pairs,
+                               F (&y)[ROWS][TILES]) {
+#if defined(FF_BF16)
+  for (int i = 0; i < pairs; i++, w += 32) FF_UNROLL(4)
   for (int r = 0; r < ROWS; r++) {
     uint32_t pair;
     memcpy(&pair, x + size_t(r) * s.x_stride + 2 * i, 4);
     FF_UNROLL(4)
     for (int t = 0; t < TILES; t++) y[r][t] = dot_bf16(y[r][t], w + size_t(t) * s.w_stride, pair);
   }
-  FF_UNROLL(4)
+#else
+  alignas(64) float wide[ROWS][kBf16Widened + kLanes];
+  for (int begin = 0; begin < pairs; begin += kBf16Widened / 2) {
+    const int n = pairs - begin < kBf16Widened / 2 ? pairs - begin : kBf16Widened / 2;
+    for (int r = 0; r < ROWS; r++) {
+      const uint16_t* from = x + size_t(r) * s.x_stride + 2 * begin;
+      int k = 0;
+      for (; k + kLanes <= 2 * n; k += kLanes) store(&wide[r][k], load_bf16(from + k));
+      for (; k < 2 * n; k++) wide[r][k] = bf16_to_f32(from[k]);
+    }
+    for (int i = 0; i < n; i++, w += 32) FF_UNROLL(2)
+    for (int odd = 1; odd >= 0; odd--) {
+      F half[TILES];
+      FF_UNROLL(4)
+      for (int t = 0; t < TILES; t++) {
+        const uint16_t* p = w + size_t(t) * s.w_stride;
+        half[t] = odd ? bf16_odd(p) : bf16_even(p);
+      }
+      FF_UNROLL(6)
+      for (int r = 0; r < ROWS; r++) {
+        const F f = set1(wide[r][2 * i + odd]);
+        FF_UNROLL(4)
+        for (int t = 0; t < TILES; t++) y[r][t] = fma(half[t], f, y[r][t]);
+      }
+    }
+  }
+#endif
+}
+
+template <int ROWS, int TILES>
+static FF_INLINE void bf16_rows(const Bf16Stage& s, int row, int tile) {
+  const uint16_t* w = s.w + size_t(tile) * s.w_stride;
+  const uint16_t* x = s.x + size_t(row) * s.x_stride;
+  float* sums = s.sums + (size_t(row) * kBlockTiles + size_t(tile)) * kTile;
+  F y[ROWS][TILES];
+  FF_UNROLL(6)
+  for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
+  for (int t = 0; t < TILES; t++) y[r][t] = s.first ? zero() : load(sums + (r * kBlockTiles + t) * kTile);
+  add_dots(s, x, w, s.pairs, y);
+  FF_UNROLL(6)
   for (int r = 0; r < ROWS; r++) FF_UNROLL(4)
   for (int t = 0; t < TILES; t++) store(sums + (r * kBlockTiles + t) * kTile, y[r][t]);
 }
@@ -44,7 +87,7 @@ static FF_INLINE void bf16_rows(const Bf16Stage& s, int row, int tile) {
 template <int TILES>
 static FF_INLINE void bf16_columns(const Bf16Stage& s, int rows, int tile) {
   int r = 0;
-  for (; r + 4 <= rows; r += 4) bf16_rows<4, TILES>(s, r, tile);
+  for (; r + kBf16Rows <= rows; r += kBf16Rows) bf16_rows<kBf16Rows, TILES>(s, r, tile);
   for (; r < rows; r++) bf16_rows<1, TILES>(s, r, tile);
 }
 
