@@ -41,13 +41,24 @@ def make_constraint(kind: Kind, content: Any, param: str) -> Constraint:
     """content: a schema (value or JSON text) for "json", nothing for "json_object", a list of texts for
     "choice", what `tags` takes (value or JSON text) for "structural_tag", and text for the others. Raises
     InvalidRequestError naming `param`, what is wrong, and where."""
+    text = text_of(content, param)
     try:
-        text = content if isinstance(content, str) else _encode(content)
-        if len(text) > MAX_BYTES:
-            raise InvalidRequestError(f"it has {len(text)} characters, the limit is {MAX_BYTES}")
         return msgspec.structs.replace(_make(kind, text), param=param)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{param}: {error}", param, error.code or "invalid_constraint") from error
+
+
+def text_of(content: Any, param: str) -> str:
+    """What a source says, as text: what is no text already is written as JSON, in which it means the same.
+
+    Raises InvalidRequestError if there is too much of it.
+    """
+    text = content if isinstance(content, str) else _encode(content, param)
+    if len(text) > MAX_BYTES:
+        raise InvalidRequestError(
+            f"{param}: it has {len(text)} characters, the limit is {MAX_BYTES}", param, "invalid_constraint"
+        )
+    return text
 
 
 def constraint_of_params(params: StructuredOutputsParams) -> Constraint:
@@ -65,11 +76,13 @@ def constraint_of_params(params: StructuredOutputsParams) -> Constraint:
     return make_constraint(kind, "" if kind == "json_object" else content, f"structured_outputs.{name}")
 
 
-def _encode(content: Any) -> str:
+def _encode(content: Any, param: str) -> str:
     try:
         return msgspec.json.encode(content).decode()
     except (RecursionError, ValueError) as error:
-        raise InvalidRequestError(f"it cannot be written as JSON: {error}") from error
+        raise InvalidRequestError(
+            f"{param}: it cannot be written as JSON: {error}", param, "invalid_constraint"
+        ) from error
 
 
 @lru_cache(256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import cached_property
 from typing import Any
@@ -13,6 +12,7 @@ from fourfold.answers.detect import format_of
 from fourfold.answers.forcing import Forcible, Node, forcible_format, optional, required
 from fourfold.errors import InvalidRequestError
 from fourfold.grammar.thinking import Terminal, Thinking, after_thinking
+from fourfold.server.checker import Checker
 from fourfold.server.constraints import asked_of
 from fourfold.server.settings import ServerSettings
 from fourfold.server.tools import Tooling
@@ -151,6 +151,7 @@ def expected_answer(
 
 async def answer_constraint(
     formats: Formats,
+    checker: Checker,
     body: ChatBody,
     tooling: Tooling,
     expected: Expected,
@@ -166,9 +167,7 @@ async def answer_constraint(
     if node is not None:
         asked = {"type": "structural_tag", "format": node}
         field = "functions" if tooling.legacy else "tools"
-        from fourfold.grammar.sources import make_constraint  # a start need not wait for it
-
-        final = await asyncio.to_thread(make_constraint, "structural_tag", asked, field)
+        final = await checker.make("structural_tag", asked, field)
     thinking = _thinking(formats, expected, budget, free=final is None, is_call=node is not None)
     return final, final if thinking is None else after_thinking(final, thinking)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,9 +29,10 @@ from fourfold.server.logprobs import TokenNames, chat_content, prompt_infos, pro
 from fourfold.server.messages import render, template_of
 from fourfold.server.sampling import sampling_params, usage_wanted
 from fourfold.server.stream import EventStream, Watched
-from fourfold.server.tools import mistral_call_id, openai_call_id, read_tools
+from fourfold.server.tools import INLINE_TOOLS, mistral_call_id, openai_call_id, read_tools
 from fourfold.server.unsupported import refuse_unsupported
 from fourfold.server.wire import ChatBody
+from fourfold.text.tools import tools_size
 from fourfold.types import MAX_LOGPROBS
 
 encode = msgspec.json.encode
@@ -147,7 +149,8 @@ async def chat_completions(front: Front, request: Request) -> Response:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    tooling = read_tools(body)
+    size = tools_size(body.functions or body.tools, "functions" if body.functions else "tools")
+    tooling = read_tools(body) if size <= INLINE_TOOLS else await asyncio.to_thread(read_tools, body)
     template = template_of(front, body.chat_template)
     format = front.formats.of(template.source)
     budget = thinking_budget(body, template.source, exact=front.formats.ends_reasoning(format))
@@ -160,9 +163,9 @@ async def chat_completions(front: Front, request: Request) -> Response:
         variables=reasoning_variables(body, template.source, format),
     )
     expected = expected_answer(front.formats, format, body, tooling, rendered.text)
-    ask = await Ask.of(request, body, front.settings, "messages")
+    ask = await Ask.of(front, request, body, "messages")
     promised, constraint = await answer_constraint(
-        front.formats, body, tooling, expected, ask.constraint, budget
+        front.formats, front.checker, body, tooling, expected, ask.constraint, budget
     )
     ask = replace(ask, constraint=constraint, expected=None if expected.plain else expected)
     generation = front.generation(front.jobs([rendered.prompt], sampling, ask, sampling.n), body.return_trace)

@@ -93,7 +93,7 @@ async def completions(front: Front, request: Request) -> Response:
         Prompt(prompt.ids, continues_text=True, echoed=len(prompt.text) if body.echo else 0)
         for prompt in prompts
     ]
-    ask = await Ask.of(request, body, front.settings, "prompt", DEFAULT_MAX_TOKENS)
+    ask = await Ask.of(front, request, body, "prompt", DEFAULT_MAX_TOKENS)
     jobs = front.jobs(to_continue, sampling, ask, best_of)
     generation = front.generation(jobs, body.return_trace)
     asked = Asked(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from fourfold.errors import InvalidRequestError
+from fourfold.server.checker import Checker
 from fourfold.server.wire import GenerationBody
 from fourfold.types import Constraint
 
@@ -40,14 +40,13 @@ _WITHOUT_EFFECT = frozenset(
 """Of vLLM's structured_outputs: what chooses between its compilers and layouts."""
 
 
-async def constraint_of(body: GenerationBody) -> Constraint | None:
+async def constraint_of(body: GenerationBody, checker: Checker) -> Constraint | None:
     """None if the answer may be anything. Raises InvalidRequestError."""
     found = asked_of(body)
     if found is None:
         return None
     field, kind, content = found
-    # Tens of milliseconds for a large schema, which must not hold up the streams.
-    return await asyncio.to_thread(_make, kind, content, field)
+    return await checker.make(kind, content, field)
 
 
 def asked_of(body: GenerationBody) -> Asked | None:
@@ -63,12 +62,6 @@ def asked_of(body: GenerationBody) -> Asked | None:
         names = " and ".join(field for field, _, _ in asked)
         raise InvalidRequestError(f"{names} constrain the same answer; give one of them", asked[1][0])
     return asked[0]
-
-
-def _make(kind: Kind, content: Any, field: str) -> Constraint:
-    from fourfold.grammar.sources import make_constraint  # all about schemas, which a start need not wait for
-
-    return make_constraint(kind, content, field)
 
 
 def guarantee_headers(constraint: Constraint | None, *, hoped: bool = False) -> dict[str, str]:

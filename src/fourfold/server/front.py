@@ -16,6 +16,7 @@ from fourfold.engine.client import EngineClient
 from fourfold.engine.requests import RequestMaker
 from fourfold.errors import InvalidRequestError
 from fourfold.server.answers import Formats
+from fourfold.server.checker import Checker
 from fourfold.server.constraints import constraint_of
 from fourfold.server.deadlines import Allowed, allowed
 from fourfold.server.errors import HTTPError
@@ -53,6 +54,7 @@ class Front(msgspec.Struct, frozen=True):
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     records: Records = msgspec.field(default_factory=Records)
     open_work: OpenWork = msgspec.field(default_factory=OpenWork)
+    checker: Checker = msgspec.field(default_factory=Checker)
     reader: BodyReader = msgspec.field(default_factory=BodyReader)
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
@@ -226,9 +228,9 @@ class Ask(msgspec.Struct, frozen=True):
 
     @staticmethod
     async def of(
+        front: Front,
         request: Request,
         body: GenerationBody,
-        settings: ServerSettings,
         prompt_field: str,
         default_max_tokens: int | None = None,
     ) -> Ask:
@@ -242,10 +244,10 @@ class Ask(msgspec.Struct, frozen=True):
             request.state.weight,
             priority,
             time.monotonic(),
-            allowed(request, body, settings),
+            allowed(request, body, front.settings),
             prompt_field,
             default_max_tokens,
-            await constraint_of(body),
+            await constraint_of(body, front.checker),
             _prediction(body.prediction),
             request.state.request_id,
         )

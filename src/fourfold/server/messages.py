@@ -12,6 +12,7 @@ from fourfold.server.front import Front, Prompt
 from fourfold.server.wire import ChatBody, PinBody, TokenizeBody
 from fourfold.text.chat import ChatTemplate
 from fourfold.text.conversation import for_template
+from fourfold.text.tools import tools_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ async def render(
     continues = bool(options.continue_final_message)
     # Who asks to continue need not also say that no new turn is to begin; asking for both is an error.
     begins = not continues if options.add_generation_prompt is None else options.add_generation_prompt
-    size = sum(len(str(message["content"])) for message in messages)
+    size = sum(len(str(message["content"])) for message in messages) + tools_size(tools, "tools")
 
     def tokens() -> tuple[str, list[int]]:
         text = template.render(

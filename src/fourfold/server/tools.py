@@ -12,6 +12,8 @@ from fourfold.errors import InvalidRequestError
 from fourfold.server.wire import ChatBody
 from fourfold.text.tools import Tool, declared_tools
 
+INLINE_TOOLS = 10_000
+"""Bytes of tools that are checked in about a millisecond; more are in a thread, beside the streams."""
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
 

@@ -162,6 +162,15 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+MAX_LIMITED_BYTES = 2 << 20
+"""Of a field of _LIMITED as it was sent, white space and escapes included."""
+_LIMITED = frozenset(
+    {
+        "ebnf", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+        "json_schema", "regex", "response_format", "structural_tag", "structured_outputs", "tools",
+    }
+)  # fmt: skip
+
 
 class BodyReader:
     """Decodes bodies and remembers which unknown fields it has already warned of."""
@@ -173,6 +182,7 @@ class BodyReader:
 
     def read(self, data: bytes, kind: type[Body]) -> tuple[Body, dict[str, Any]]:
         """The typed body, and the fields that `kind` does not have. Raises InvalidRequestError."""
+        check_sizes(data)
         raw = decode_object(data)
         known = kind.__struct_fields__
         fields = {name: value for name, value in raw.items() if name in known}
@@ -193,6 +203,21 @@ class BodyReader:
         if new and len(self._warned) < self._MOST_WARNINGS:
             self._warned.update(new)
             log.warning("%s: unknown fields were ignored: %s", endpoint, ", ".join(map(repr, new)))
+
+
+def check_sizes(data: bytes) -> None:
+    """Raises InvalidRequestError for a body with a constraint or tools larger than any that is taken, before
+    millions of values are made of it. What is no JSON object is left to `decode_object`."""
+    if len(data) <= MAX_LIMITED_BYTES:
+        return
+    try:
+        raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    for name in _LIMITED & raw.keys():
+        size = memoryview(raw[name]).nbytes
+        if size > MAX_LIMITED_BYTES:
+            raise InvalidRequestError(f"{name} has {size} bytes, the limit is {MAX_LIMITED_BYTES}", name)
 
 
 def decode_object(data: bytes) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from fourfold.grammar.schema.adopt import adopt
 from fourfold.grammar.schema.check import check_depth, check_schema
 
 MAX_TOOLS = 1024
+MAX_TOOLS_BYTES = 1 << 20
+"""Of all tools of a request, as JSON."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -29,11 +31,25 @@ class Tool:
     shown: dict[str, Any]
 
 
+def tools_size(given: Sequence[Any] | None, field: str) -> int:
+    """Bytes of tools as JSON. Raises InvalidRequestError if there are more than MAX_TOOLS_BYTES."""
+    if not given:
+        return 0
+    try:
+        size = len(msgspec.json.encode(given))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{field} cannot be written as JSON: {error}", field) from error
+    if size > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(f"{field} has {size} bytes of JSON, the limit is {MAX_TOOLS_BYTES}", field)
+    return size
+
+
 def declared_tools(given: Sequence[Any] | None, field: str, *, legacy: bool = False) -> dict[str, Tool]:
     """By name. given: in OpenAI's form; legacy: as `functions`.  field: where they stand in the request.
 
     Raises InvalidRequestError naming the tool and what is wrong with it.
     """
+    tools_size(given, field)
     if given is not None and len(given) > MAX_TOOLS:
         raise InvalidRequestError(f"{field} has {len(given)} entries; at most {MAX_TOOLS} are taken", field)
     tools: dict[str, Tool] = {}

@@ -32,6 +32,8 @@ _RIDERS = {"if": ("then", "else"), "contains": ("minContains", "maxContains")}
 """Keywords that mean nothing without another."""
 _BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "minProperties", "x-guidance"))
 """A schema whose text has none of these is as it is what the compiler says it is."""
+_HOPELESS = "schema too large"
+"""A complaint of the compiler's that no relaxing helps."""
 _ANNOTATIONS = (
     "$anchor", "$comment", "$dynamicAnchor", "contentEncoding", "contentMediaType", "contentSchema",
     "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly", "x-guidance",
@@ -64,6 +66,8 @@ def relax(schema: Any, compile: Compile) -> Relaxed:
         message = compile(relaxed.schema)
         if not message:
             return relaxed
+        if _HOPELESS in message:
+            break
     raise InvalidRequestError(f"the JSON schema cannot be made into a grammar: {message}")
 
 
