@@ -149,6 +149,10 @@ def test_no_room_for_endless_space() -> None:
     [
         ({"type": "array", "uniqueItems": True}, [1, 2], [1, 1]),
         ({"type": "array", "contains": {"const": 1}, "maxContains": 1}, [2, 1], [1, 1]),
+        ({"type": "array", "contains": True}, [1], []),
+        ({"if": True, "then": {"type": "string", "pattern": "^(?!a)"}, "else": {"const": 1}}, "ba", "ab"),
+        ({"if": {}, "then": {"minLength": 1, "type": "string"}}, "b", 3),
+        ({"anyOf": [{"type": "string", "not": True}, {"type": "null"}]}, None, "a"),
         ({"type": "string", "pattern": "^(?!a)"}, "ba", "ab"),
         ({"type": "integer", "not": {"const": 3}}, 4, 3),
         ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, 1, 2),

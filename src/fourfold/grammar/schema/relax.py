@@ -30,6 +30,8 @@ _NEVER = (
 """Keywords that the grammar compiler does not have."""
 _RIDERS = {"if": ("then", "else"), "contains": ("minContains", "maxContains")}
 """Keywords that mean nothing without another."""
+_SAY_MORE = ("not", "contains", "if")
+"""Keywords that forbid something even if their schema allows everything."""
 _BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "minProperties", "x-guidance"))
 """A schema whose text has none of these is as it is what the compiler says it is."""
 _HOPELESS = "schema too large"
@@ -136,11 +138,10 @@ class _Relaxer:
 
     def _drop(self, path: Path, node: dict[str, Any], key: str) -> None:
         value = node.pop(key)
-        for rider in _RIDERS.get(key, ()):
-            node.pop(rider, None)
-        if key in ("then", "else"):
-            return  # without an `if` they mean nothing
-        if value is True or (value == {} and key not in ("not", "contains")):
+        riders = [node.pop(rider, None) for rider in _RIDERS.get(key, ())]
+        if key in ("then", "else") or (key == "if" and riders == [None, None]):
+            return  # without each other they mean nothing
+        if (value is True or value == {}) and key not in _SAY_MORE:
             return
         self._note(path, key)
         if key == "patternProperties" and node.get("additionalProperties", True) is not True:
