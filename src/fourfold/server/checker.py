@@ -85,8 +85,10 @@ class Checker:
     async def _started(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "fourfold.grammar.worker", stdin=PIPE, stdout=PIPE
-            )
+                sys.executable, "-P", "-m", "fourfold.grammar.worker",
+                stdin=PIPE, stdout=PIPE,
+                start_new_session=True,  # a Ctrl-C in the terminal is this process's affair
+            )  # fmt: skip
         return self._process
 
     async def close(self) -> None:
