@@ -164,7 +164,13 @@ def _print_loads(model: str, full: LoadReport, reports: list[ShareReport]) -> No
 @server_options
 @click.option("--streams", type=options.COUNT, default=4, show_default=True, help="Answers that run.")
 @click.option("--prompt-len", type=options.COUNT, default=4000, show_default=True, help="Of the long prompt.")
-@click.option("--output-len", type=options.COUNT, default=1500, show_default=True, help="Tokens per answer.")
+@click.option(
+    "--output-len",
+    type=options.COUNT,
+    default=4000,
+    show_default=True,
+    help="Tokens per answer; it is left when the prompt is answered.",
+)
 @click.option("--quiet-seconds", type=click.FloatRange(0.1), default=2.0, show_default=True,
               help="Measured before the prompt comes.")  # fmt: skip
 @click.option("--repeats", "-r", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,13 @@ def test_spans_before_and_beside_a_long_prompt() -> None:
     assert found.beside.count >= 4
     assert found.quiet.count > found.beside.count
     assert set(found.record()["ratios"]) == {"p50", "p90", "p99"}
+
+
+def test_the_streams_are_left_when_the_prompt_is_answered() -> None:
+    started = time.monotonic()
+    found = _run(2000)  # 20 s of tokens
+    assert time.monotonic() - started < 10
+    assert found.beside.count >= 4
 
 
 def test_answers_that_are_too_short_to_be_measured() -> None:

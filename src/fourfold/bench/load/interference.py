@@ -44,16 +44,19 @@ async def interference(
     timeout: float = 600.0,
     percents: Sequence[float] = (50, 90, 99),
 ) -> Interference:
-    """Starts all streams, waits until they have run for `quiet_seconds`, then sends the prompt.
+    """Starts all streams, waits until they have run for `quiet_seconds`, then sends the prompt; when that is
+    answered, the streams are left.
 
     Raises FourfoldError if an answer failed, or ended before the prompt had its first token.
     """
-    running = [asyncio.create_task(send(server, each, timeout)) for each in streams]
+    answered = asyncio.Event()
+    running = [asyncio.create_task(send(server, each, timeout, enough=answered)) for each in streams]
     try:
         # As long again for the streams' own prompts, and for the pace to settle.
         await asyncio.sleep(2 * quiet_seconds)
         sent = time.perf_counter()
         long = await send(server, prompt, timeout)
+        answered.set()
         answers = [await each for each in running]
     finally:
         for each in running:
@@ -62,7 +65,7 @@ async def interference(
         if answer.error is not None:
             raise FourfoldError(f"an answer failed: {answer.error}")
     first = long.arrivals[0]
-    if any(answer.arrivals[-1] < first for answer in answers):
+    if any(answer.finish_reason is not None and answer.arrivals[-1] < first for answer in answers):
         raise FourfoldError("an answer ended before the long prompt was computed; let answers be longer")
     quiet = _gaps(answers, sent - quiet_seconds, sent)
     beside = _gaps(answers, sent, first)

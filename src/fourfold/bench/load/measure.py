@@ -111,22 +111,42 @@ async def send(
     prepared: Prepared,
     timeout: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    enough: asyncio.Event | None = None,
 ) -> Answer:
-    """Sends a streaming request. Never raises for what the server or the network does: see Answer.error."""
+    """Sends a streaming request. Never raises for what the server or the network does: see Answer.error.
+
+    enough: once it is set, the connection is closed, and what came until then is the answer."""
     reader = _Reader(clock)
     body = msgspec.json.encode(prepared.body)
     sent = clock()
     error: str | None = None
     try:
         async with asyncio.timeout(timeout):
-            status = await request(server, "POST", prepared.path, body, reader.feed)
-        if status != 200:
+            sending = asyncio.ensure_future(request(server, "POST", prepared.path, body, reader.feed))
+            status = await _unless(sending, enough)
+        if status is None:
+            reader.cut()
+        elif status != 200:
             error = f"HTTP {status}: {reader.raw.decode(errors='replace')[:ERROR_CHARACTERS]}"
     except TimeoutError:
         error = f"no complete answer within {timeout:g} s"
     except (OSError, ValueError, msgspec.DecodeError) as failure:
         error = str(failure) or type(failure).__name__
     return reader.answer(sent, clock(), error, prepared.prompt_tokens)
+
+
+async def _unless(sending: asyncio.Future[int], enough: asyncio.Event | None) -> int | None:
+    """The status; None if there was enough before."""
+    if enough is None:
+        return await sending
+    waiting = asyncio.ensure_future(enough.wait())
+    try:
+        await asyncio.wait((sending, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return sending.result() if sending.done() else None
+    finally:
+        for each in (sending, waiting):
+            each.cancel()
+        await asyncio.gather(sending, waiting, return_exceptions=True)
 
 
 class _Reader:
@@ -144,6 +164,10 @@ class _Reader:
         self._finish: str | None = None
         self._error: str | None = None
         self._done = False
+
+    def cut(self) -> None:
+        """The rest of the stream is not wanted."""
+        self._done = True
 
     def feed(self, data: bytes) -> None:
         if len(self.raw) < ERROR_CHARACTERS:
