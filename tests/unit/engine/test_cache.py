@@ -198,7 +198,24 @@ def test_discarded_prefixes_are_forgotten_but_not_from_under_others() -> None:
     cache.release(suspect, discard=True)
     cache.check([other])
     assert cache.ledger.counts().cached == 0
-    assert len(cache.match(ids(1, 2, 3, 4), "", 4).blocks) == 1
+    # Whoever runs with it keeps it; when the last of them is done, it goes as well.
+    late = cache.match(ids(1, 2, 3, 4), "", 4)
+    assert len(late.blocks) == 1
+    for table, open_ in ((other, [late]), (late, [])):
+        cache.release(table)
+        cache.check(open_)
+    assert cache.ledger.counts().free == 8
+    assert cache.num_nodes == 0
+
+
+def test_a_suspect_beginning_goes_with_the_last_of_what_follows_it() -> None:
+    cache = RadixCache(8, SIZE)
+    cache.release(fill(cache, ids(1, 2, 5, 6)))
+    cache.release(fill(cache, ids(1, 2, 3, 4)), discard=True)
+    cache.check([])
+    assert cache.evict(1) == 2
+    cache.check([])
+    assert (cache.ledger.counts().free, cache.num_nodes) == (8, 0)
 
 
 def test_events_tell_chain_salt_and_tokens() -> None:

@@ -191,6 +191,46 @@ def test_a_held_slot_is_not_given_away() -> None:
     assert len(pool) == 2
 
 
+def test_a_discarded_slot_is_free_when_nobody_is_busy_with_it() -> None:
+    gone: list[bytes] = []
+    pool = HostPool(2, 8, gone.append)
+    for value in (1, 2):
+        assert pool.reserve(digest(value)) is not None
+    pool.commit(digest(1))
+    held = pool.hold(digest(1))
+    assert held is not None
+    for value in (1, 2, 3):
+        pool.discard(digest(value))
+    assert digest(1) not in pool
+    assert pool.hold(digest(1)) is None
+    assert gone == [digest(1)], "the other was never there"
+    assert pool.reserve(digest(3)) is None
+    pool.let_go(digest(1))
+    pool.commit(digest(2))
+    assert digest(2) not in pool
+    assert len(pool) == 0
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_led_to_a_failure_does_not_come_back(tmp_path: Path, tier: str) -> None:
+    """A prompt whose first chunks looked fine: they are in the tree, and below, when the last one fails."""
+    where = {"kv_disk_cache_dir": str(tmp_path)} if tier == "disk" else {"kv_host_cache_gib": 0.001}
+    engine = tiered(max_num_batched_tokens=16, **where)
+    backend = engine.backend
+    assert isinstance(backend, FakeBackend)
+    if tier == "host":  # known from before, and evicted to host memory
+        ask(engine, "before", LONG)
+        ask(engine, "other", OTHER)
+        assert engine.stats().tiers.saved_blocks > 0
+    backend.poison = LONG[-1]
+    (*_, last) = run(engine, request("bad", LONG))["bad"]
+    assert last.finish_reason == "error"
+    backend.poison = None
+    expected, _ = ask(tiered(), "alone", LONG)
+    assert ask(engine, "again", LONG) == (expected, 0)
+    engine.close()
+
+
 def test_int8_is_within_half_a_step_of_its_group() -> None:
     rng = np.random.default_rng(1)
     values = rng.standard_normal((40, GROUP)).astype(np.float32) * np.logspace(-6, 6, 40)[:, None]

@@ -19,6 +19,10 @@ class LowerTier(Protocol):
         """A full block is about to be evicted; its content is intact until the moves before it ran."""
         ...
 
+    def forget(self, digest: bytes) -> None:
+        """That content may be wrong: it must not come back."""
+        ...
+
     def worth(self, blocks: int, context: int, rest: int) -> bool:
         """Whether to restore `blocks` blocks that begin behind `context` tokens, instead of computing them
         together with the `rest` tokens behind them."""

@@ -28,11 +28,12 @@ class Node:
     tick: when the node was last used, in uses of the cache.  born: when it was made.  hits: how often it was
         found since.
     pins: pinned prefixes it is a part of.
+    suspect: a sequence that used it failed; it goes when the last holder does.
     """
 
     __slots__ = (
         "block", "born", "children", "depth", "digest", "hits", "key", "order", "parent", "pins", "salt",
-        "tick",
+        "suspect", "tick",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, salt: str, key: bytes, block: int, digest: bytes) -> None:
@@ -47,6 +48,7 @@ class Node:
         self.tick = self.born = 0
         self.hits = 0
         self.pins = 0
+        self.suspect = False
         self.depth: int = 0 if parent is None else parent.depth + 1
 
     def attach(self, child: Node) -> None:

@@ -163,8 +163,8 @@ class RadixCache:
             self._insert_tail(table)
 
     # Before: the table is one holder of each of its blocks. After: it holds none. Tree nodes without another
-    # holder are cached (or, if discarded, free and gone); other blocks are free, but for a part block whose
-    # beginning nobody knows better: it is cached too.
+    # holder are cached (or, if suspect and without children, free and gone); other blocks are free, but for a
+    # part block whose beginning nobody knows better: it is cached too.
     def release(self, table: BlockTable, discard: bool = False) -> None:
         ledger = self.ledger
         self._tick += 1
@@ -178,7 +178,11 @@ class RadixCache:
         node = table.node
         while node.parent is not None:
             parent = node.parent
-            self._unhold(node, self._tick, discard)
+            if discard:
+                node.suspect = True
+                if self._lower is not None:
+                    self._lower.forget(node.digest)
+            self._unhold(node, self._tick)
             node = parent
         table.blocks = array("i")
         table.shared, table.filled, table.tail = 0, 0, None
@@ -186,14 +190,14 @@ class RadixCache:
 
     # Before: cached, without children. After: free and out of the tree.
     def evict(self, count: int) -> int:
-        done = 0
-        while done < count and (node := self._leaves.pop()) is not None:
+        before = self.ledger.free
+        while self.ledger.free - before < count and (node := self._leaves.pop()) is not None:
             if self._lower is not None and self._whole(node):
                 self._lower.leaving(node, self.moves)
             self._remove(node)
-            self.evicted_blocks += 1
-            done += 1
-        return done
+        freed = self.ledger.free - before
+        self.evicted_blocks += freed
+        return freed
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         check_cache(self, list(tables), {id(node) for node in self._leaves})
@@ -299,13 +303,13 @@ class RadixCache:
 
     def _make_room(self, count: int) -> bool:
         missing = count - self.ledger.free
-        return missing <= 0 or (missing <= self.ledger.cached and self.evict(missing) == missing)
+        return missing <= 0 or (missing <= self.ledger.cached and self.evict(missing) >= missing)
 
-    def _unhold(self, node: Node, tick: int, discard: bool = False) -> None:
-        """One holder less, at `tick`; without any it may be evicted (or goes at once)."""
+    def _unhold(self, node: Node, tick: int) -> None:
+        """One holder less, at `tick`; without any it may be evicted (or, if suspect, goes at once)."""
         node.tick = tick
         if self.ledger.drop(node.block, keep=True) and not node.children:
-            if discard:
+            if node.suspect:
                 self._remove(node)
             else:
                 self._leaves.push(node, self._nodes)
@@ -348,7 +352,10 @@ class RadixCache:
             if not parent.children and self._roots.get(node.salt) is parent:
                 del self._roots[node.salt]
         elif self._evictable(parent):
-            self._leaves.push(parent, self._nodes)
+            if parent.suspect:
+                self._remove(parent)
+            else:
+                self._leaves.push(parent, self._nodes)
 
     def _evictable(self, node: Node) -> bool:
         return node.block >= 0 and not node.children and self.ledger.is_cached(node.block)

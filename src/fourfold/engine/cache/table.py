@@ -101,12 +101,13 @@ class PrefixCache(Protocol):
         ...
 
     def release(self, table: BlockTable, discard: bool = False) -> None:
-        """Gives everything back; what is known stays cached, to the token. discard: forget it where no one
-        else uses it."""
+        """Gives everything back; what is known stays cached, to the token. discard: its content may be wrong;
+        forget it, at once or when the last of the others that use it is done."""
         ...
 
     def evict(self, count: int) -> int:
-        """Frees up to `count` cached blocks, in the policy's order, ends of prefixes before starts."""
+        """Frees `count` cached blocks, in the policy's order, ends of prefixes before starts: more if a
+        suspect beginning (see `release`) goes with its end, fewer if there are no more. How many it were."""
         ...
 
     def check(self, tables: Iterable[BlockTable]) -> None:

@@ -155,6 +155,13 @@ class DiskStore:
         self.counters.written_blocks += 1
         return True
 
+    def remove(self, digest: bytes) -> None:
+        """Nothing happens if it is not there."""
+        path = self._path(digest)
+        self._drop(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
     def _scan(self) -> None:
         found: list[tuple[float, Path, int]] = []
         now = time.time()

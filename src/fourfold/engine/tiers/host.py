@@ -19,6 +19,8 @@ class _Entry:
     busy: int
     """Who reads or writes it now; a busy entry is not thrown out."""
     ready: bool = False
+    doomed: bool = False
+    """Goes as soon as nobody is busy with it."""
     source: str = "host"
 
 
@@ -64,7 +66,8 @@ class HostPool:
     def commit(self, digest: bytes) -> None:
         with self._lock:
             entry = self._entries[digest]
-            entry.ready, entry.busy = True, entry.busy - 1
+            entry.ready = not entry.doomed
+            self._release(digest, entry)
 
     def cancel(self, digest: bytes) -> None:
         with self._lock:
@@ -82,7 +85,24 @@ class HostPool:
 
     def let_go(self, digest: bytes) -> None:
         with self._lock:
-            self._entries[digest].busy -= 1
+            self._release(digest, self._entries[digest])
+
+    def discard(self, digest: bytes) -> None:
+        """Its content may be wrong: it can be had no more. Nothing happens if it is not here."""
+        with self._lock:
+            entry = self._entries.get(digest)
+            if entry is None or entry.doomed:
+                return
+            was_here, entry.ready, entry.doomed = entry.ready, False, True
+            entry.busy += 1
+            self._release(digest, entry)
+        if was_here:
+            self._removed(digest)
+
+    def _release(self, digest: bytes, entry: _Entry) -> None:
+        entry.busy -= 1
+        if entry.doomed and not entry.busy:
+            self._free.append(self._entries.pop(digest).slot)
 
     def _slot(self, slot: int) -> Bytes:
         content: Bytes = self._data[slot]

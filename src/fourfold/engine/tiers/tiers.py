@@ -67,6 +67,8 @@ class Tiers:
         self._writes: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_QUEUED)
         self._reads: queue.Queue[Prefetch | None] = queue.Queue(MAX_QUEUED)
         self._stopped = threading.Event()
+        self._forgotten: set[bytes] = set()
+        """Those that are still to be removed from disk."""
         self.saved_blocks = self.skipped_blocks = self.restored_blocks = self.forgone_blocks = 0
         self._threads = [
             threading.Thread(target=self._write_loop, name="kv-writer", daemon=True),
@@ -86,6 +88,18 @@ class Tiers:
             self._save(node, moves, to_disk=False)
         else:
             self.forgone_blocks += 1
+
+    def forget(self, digest: bytes) -> None:
+        self._host.discard(digest)
+        disk = self._disk
+        if disk is not None:
+            # In the writer's thread, so that it comes after a write that is under way.
+            self._forgotten.add(digest)
+            removal = partial(self._remove, digest, disk)
+            try:
+                self._writes.put_nowait(removal)
+            except queue.Full:
+                removal()
 
     def worth(self, blocks: int, context: int, rest: int) -> bool:
         return self.choice.fetches(blocks, 0, context, rest)
@@ -127,7 +141,8 @@ class Tiers:
         missing = 0
         for digest in digests:
             here = digest in self._host
-            if (not here and digest not in self._disk) or len(wanted) >= self._host.slots // 2:
+            on_disk = digest in self._disk and digest not in self._forgotten
+            if not (here or on_disk) or len(wanted) >= self._host.slots // 2:
                 break
             wanted.append(digest)
             missing += not here
@@ -227,6 +242,12 @@ class Tiers:
         if to_disk:
             self._to_disk(digest)
 
+    def _remove(self, digest: bytes, disk: DiskStore) -> None:
+        if digest in disk:
+            disk.remove(digest)
+            self.changes.append((digest, "disk", False))
+        self._forgotten.discard(digest)
+
     def _to_disk(self, digest: bytes) -> None:
         if self._disk is None:
             return
@@ -244,7 +265,7 @@ class Tiers:
         for digest in wanted.digests:
             if digest in self._host:
                 continue
-            slot = self._host.reserve(digest, source="disk")
+            slot = None if digest in self._forgotten else self._host.reserve(digest, source="disk")
             if slot is None:
                 break
             started = time.perf_counter()
