@@ -45,8 +45,9 @@ struct Runtime::Division {
 
 Runtime::Division Runtime::divide(const Op& op) const {
   const Matrix& m = spec_.matrices[size_t(op.segments[0].matrix)];
-  if (!k_.tile_unit || compute_of(m) != Compute::bf16) return {kStreamRows, 1, 12, 24, 96};
-  // The rows of a chunk are read once per pair of tiles: they should stay in the second-level cache.
+  // The rows of a chunk are read once per tile or pair of tiles: they should stay in the second-level cache.
+  if (!k_.tile_unit || compute_of(m) != Compute::bf16)
+    return {kStreamRows, 1, 12, 24, std::clamp((1 << 18) / m.k / 12 * 12, 96, kRowChunk / 12 * 12)};
   const int most = std::clamp((1 << 19) / m.k / 32 * 32, 64, kRowChunk);
   return {32, 2, 32, 64, most};
 }
