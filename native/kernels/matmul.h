@@ -17,10 +17,11 @@
 namespace ff::FF_NS {
 
 #if defined(FF_ISA_AVX512)
-constexpr int kRegRows = 3, kRegTiles = 4;  // 12 int + 12 float accumulators + 4 weights of 32 registers
+// 12 int + 12 float accumulators + 4 weights of 32 registers.
+constexpr int kRegRows = 3, kRegTiles = 4, kStreamTurns = 1;
 #else
-constexpr int kRegRows = 4,
-              kRegTiles = 1;  // 8 int accumulators of 16 registers; the float ones are in memory
+// 8 int accumulators of 16 registers; the float ones are in memory.
+constexpr int kRegRows = 4, kRegTiles = 1, kStreamTurns = 8;
 #endif
 
 static FF_INLINE F activate(Act act, F g) {
@@ -113,14 +114,20 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
   for (int r = 0; r < ROWS; r++) finish(a, add(y[r], o[r]), row0 + r, tile, block_row + r, block_tile);
 }
 
+// In turns of kStreamRows at most: while a tile is in cache, unpacking it again costs less than a panel
+// would.
 template <int BITS, int GROUP, bool OFFSET>
 static void stream_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
   for (int t = tile0; t < tile1; t++) {
-    switch (row1 - row0) {
-      case 1: stream_tile<BITS, GROUP, OFFSET, 1>(a, t, t - tile0, row0, 0); break;
-      case 2: stream_tile<BITS, GROUP, OFFSET, 2>(a, t, t - tile0, row0, 0); break;
-      case 3: stream_tile<BITS, GROUP, OFFSET, 3>(a, t, t - tile0, row0, 0); break;
-      default: stream_tile<BITS, GROUP, OFFSET, 4>(a, t, t - tile0, row0, 0); break;
+    int turns = (row1 - row0 + kStreamRows - 1) / kStreamRows;
+    for (int r = row0, n; r < row1; r += n, turns--) {
+      n = (row1 - r + turns - 1) / turns;
+      switch (n) {
+        case 1: stream_tile<BITS, GROUP, OFFSET, 1>(a, t, t - tile0, r, r - row0); break;
+        case 2: stream_tile<BITS, GROUP, OFFSET, 2>(a, t, t - tile0, r, r - row0); break;
+        case 3: stream_tile<BITS, GROUP, OFFSET, 3>(a, t, t - tile0, r, r - row0); break;
+        default: stream_tile<BITS, GROUP, OFFSET, 4>(a, t, t - tile0, r, r - row0); break;
+      }
     }
   }
 }
@@ -224,12 +231,24 @@ static void panel_rows(const MatmulArgs& a, const Panel& panel, int tile, int bl
       finish(a, add(y[r][t], outlier[r][t]), row0 + r, tile + t, block_row + r, block_tile + t);
 }
 
+// What is unpacked next, read from memory while there are products to compute.
+struct Fetched {
+  const uint8_t* at;
+  int step;  // bytes at a time
+  FF_INLINE void some() {
+    for (int i = 0; i < step; i += 64) prefetch_l2(at + i);
+    at += step;
+  }
+};
+
 template <int BITS, int GROUP, bool OFFSET, int TILES>
 static void panel_columns(const MatmulArgs& a, const Panel& panel, int tile, int block_tile, int row0,
-                          int row1) {
+                          int row1, Fetched next) {
   int r = row0;
-  for (; r + kRegRows <= row1; r += kRegRows)
+  for (; r + kRegRows <= row1; r += kRegRows) {
+    next.some();
     panel_rows<BITS, GROUP, OFFSET, kRegRows, TILES>(a, panel, tile, block_tile, r, r - row0);
+  }
   if (row1 - r >= 2) {
     panel_rows<BITS, GROUP, OFFSET, 2, TILES>(a, panel, tile, block_tile, r, r - row0);
     r += 2;
@@ -252,12 +271,16 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
       for (int c = 0; c < tiles; c++)
         store(panel.column + (size_t(i) * kRegTiles + c) * 16,
               load_f16(a.outlier_columns + (size_t(t + c) * a.outlier_count + i) * kTile));
+    const int turns = (row1 - row0) / kRegRows, later = m.tiles() - t - tiles;
+    Fetched next{m.data + size_t(t + tiles) * m.tile_bytes(), 0};
+    if (turns && later)
+      next.step = int(size_t(later < kRegTiles ? later : kRegTiles) * m.tile_bytes()) / turns / 64 * 64 + 64;
     if (tiles == kRegTiles) {
-      panel_columns<kSumBits<BITS>, GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1);
+      panel_columns<kSumBits<BITS>, GROUP, OFFSET, kRegTiles>(a, panel, t, t - tile0, row0, row1, next);
     } else {  // the last tiles of a matrix
       for (int i = 0; i < tiles; i++) {
         Panel one{panel.w + 64 * i, panel.scale + 16 * i, panel.offset + 16 * i, panel.column + 16 * i};
-        panel_columns<kSumBits<BITS>, GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1);
+        panel_columns<kSumBits<BITS>, GROUP, OFFSET, 1>(a, one, t + i, t + i - tile0, row0, row1, {});
       }
     }
   }
@@ -265,7 +288,7 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
 
 static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   with_int_kind(*a.w, [&](auto kind) {
-    if (row1 - row0 <= kStreamRows) {
+    if (row1 - row0 <= kStreamTurns * kStreamRows) {
       stream_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1);
     } else {
       panel_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1, scratch);

@@ -54,6 +54,7 @@ TILE_UNITS = ("amx", "amx_emulated")
 def shapes(kind: Kind) -> list[tuple[int, int, int]]:
     """(rows, columns, k): every remainder of the register tiles; k of one group, of odd counts, long."""
     found = [(1, 16, 32), (2, 1, 64), (4, 17, 96), (5, 33, 160), (10, 64, 576), (97, 70, 192)]
+    found += [(34, 16, 32), (35, 17, 64)]
     if kind.group == 16:
         found += [(3, 16, 16), (6, 40, 48), (8, 129, 272)]
     if kind.elem != "ints":
@@ -120,7 +121,8 @@ def test_sums_of_extreme_ints_do_not_saturate(kind: Kind, largest: int, isa: int
     signs[2:, ::2] *= -1
     signs[4, ::4] *= -1
     want = 127 * (signs.astype(np.int64) @ (q.astype(np.int64).T - kind.zero))
-    for rows in (5, 1):  # by panels, and streamed
+    signs, want = np.tile(signs, (8, 1)), np.tile(want, (8, 1))
+    for rows in (40, 1):  # by panels, and streamed
         np.testing.assert_array_equal(matmul(isa, 127 * signs, m, "int8", rows=rows), want)
 
 
