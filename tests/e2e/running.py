@@ -34,8 +34,12 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine is the front's only child."""
-        (pid,) = children(self.process.pid)
+        """Of the front's children the one that runs engine.process; another may be checking constraints."""
+        (pid,) = (
+            child
+            for child in children(self.process.pid)
+            if b"fourfold.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
         return pid
 
     def kv(self, headers: dict[str, str] | None = None) -> dict[str, Any]:

@@ -33,9 +33,10 @@ class Way:
 
 
 WAYS = [
-    # One token of the few in the quick run is 0.4 %.
-    Way("int8", "bfloat16", 2e-3, 0.98, 0.97),
-    Way("bfloat16", "bfloat16", 5e-4, 0.985, 0.98),
+    # One token of the 255 in the quick run is 0.4 %, and near ties fall either way with the order of sums:
+    # three standard deviations of that number below what the long run asks.
+    Way("int8", "bfloat16", 2e-3, 0.98, 0.955),
+    Way("bfloat16", "bfloat16", 5e-4, 0.985, 0.962),
     Way("float32", "bfloat16", 1e-4, 0.995, 0.99),
     # What is left is the order of sums.
     Way("float32", "float32", 1e-8, 0.999, 0.999),

@@ -68,9 +68,9 @@ def _check_reads(op: Op, written: dict[int, Value]) -> None:
 
 
 def _check_weights(op: Op, program: Program) -> set[str]:
-    named = set(op.weights) if isinstance(op, Linear) else set()
-    for name in named - set(program.weights):
-        raise ValueError(f"names an unknown weight {name}")
+    for name in op.weights if isinstance(op, Linear) else ():
+        if name not in program.weights:  # before shapes are asked for
+            raise ValueError(f"names an unknown weight {name}")
     shapes = weight_shapes(op, program)
     for name, shape in shapes.items():
         if name not in program.weights:
