@@ -45,18 +45,21 @@ MACHINES = {
 }
 
 
+def engine(pace: Pace) -> tuple[Scheduler, NoBackend]:
+    limits = Limits(
+        max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_waiting=99, block_size=32,
+        num_blocks=1024, vocab_size=50_000,
+    )  # fmt: skip
+    return Scheduler(limits, RadixCache(1024, 32), pace=pace), NoBackend(32, 1024, 512)
+
+
 def gaps_beside_a_prompt(
     machine: Machine, streams: int, pace: Pace, seed: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of steps with answers alone, and of those in which a prompt of 2,000 tokens is computed, which
     came to an engine that had computed nothing but short prompts and answers."""
     rng = random.Random(seed)
-    limits = Limits(
-        max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_waiting=99, block_size=32,
-        num_blocks=1024, vocab_size=50_000,
-    )  # fmt: skip
-    backend = NoBackend(32, 1024, 512)
-    scheduler = Scheduler(limits, RadixCache(1024, 32), pace=pace)
+    scheduler, backend = engine(pace)
     for i in range(streams):
         prompt = [rng.randrange(50_000) for _ in range(16)]
         scheduler.add(request(str(i), prompt, max_tokens=3000))
@@ -97,12 +100,7 @@ def test_answers_keep_their_pace_beside_a_long_prompt(name: str, streams: int) -
 def seconds_for_a_crowd(machine: Machine, pace: Pace, requests: int, seed: int) -> float:
     """Of requests with prompts and answers of 128 tokens that come at once."""
     rng = random.Random(seed)
-    limits = Limits(
-        max_model_len=4096, max_num_seqs=64, max_num_batched_tokens=512, max_waiting=99, block_size=32,
-        num_blocks=1024, vocab_size=50_000,
-    )  # fmt: skip
-    backend = NoBackend(32, 1024, 512)
-    scheduler = Scheduler(limits, RadixCache(1024, 32), pace=pace)
+    scheduler, backend = engine(pace)
     for i in range(requests):
         scheduler.add(request(str(i), [rng.randrange(50_000) for _ in range(128)], max_tokens=128))
     total = 0.0
