@@ -75,10 +75,11 @@ def deep(levels: int) -> Any:
     ],
 )
 def test_hostile_constraints_end_soon(kind: Kind, content: Any, named: str) -> None:
+    """On a core that is shared, too; those that are large are checked in a process of their own."""
     started = time.process_time()
     with pytest.raises(InvalidRequestError, match=named):
         make_constraint(kind, content, "f")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 4
 
 
 @pytest.mark.parametrize("pattern", ["(((a{1,100}){1,100}){1,100}){1,100}", "(a|aa|a?)*b", "(.*)*(.*)*x"])
