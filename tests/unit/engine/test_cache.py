@@ -218,6 +218,17 @@ def test_a_suspect_beginning_goes_with_the_last_of_what_follows_it() -> None:
     assert (cache.ledger.counts().free, cache.num_nodes) == (8, 0)
 
 
+def test_a_long_suspect_beginning_goes_whole() -> None:
+    blocks = 3000  # of a prompt of 96,000 tokens, if a block has 32
+    cache = RadixCache(blocks + 1, SIZE)
+    prompt = ids(*range(SIZE * blocks))
+    cache.release(fill(cache, prompt + ids(-1, -2)))
+    cache.release(fill(cache, prompt), discard=True)
+    assert cache.evict(1) == blocks + 1
+    cache.check([])
+    assert cache.num_nodes == 0
+
+
 def test_events_tell_chain_salt_and_tokens() -> None:
     events: list[KVEvent] = []
     cache = RadixCache(2, SIZE, events.append)

@@ -331,15 +331,18 @@ class RadixCache:
             self._sink(BlockStored(node.digest, parent.digest, node.salt, tuple(ids)))
         return node
 
-    # Before: cached. After: free and out of the tree.
+    # Before: cached. After: free and out of the tree; so are the suspect nodes before it that nothing follows
+    # any more.
     def _remove(self, node: Node) -> None:
-        block = node.block
-        self._forget(node)
-        self.ledger.evict(block)
+        doomed: Node | None = node
+        while doomed is not None:
+            block = doomed.block
+            doomed = self._forget(doomed)
+            self.ledger.evict(block)
 
     # The block's state does not change.
-    def _forget(self, node: Node) -> None:
-        """Takes a leaf out of the tree."""
+    def _forget(self, node: Node) -> Node | None:
+        """Takes a leaf out of the tree. Returns its parent if that is suspect and nothing keeps it."""
         parent = node.parent
         if parent is None:
             raise LedgerError("a root cannot be removed")
@@ -353,9 +356,9 @@ class RadixCache:
                 del self._roots[node.salt]
         elif self._evictable(parent):
             if parent.suspect:
-                self._remove(parent)
-            else:
-                self._leaves.push(parent, self._nodes)
+                return parent
+            self._leaves.push(parent, self._nodes)
+        return None
 
     def _evictable(self, node: Node) -> bool:
         return node.block >= 0 and not node.children and self.ledger.is_cached(node.block)
