@@ -74,7 +74,7 @@ struct MatmulArgs {
   MatmulOut out;
 };
 
-constexpr int kStreamRows = 4;  // up to here weights are unpacked in registers, above once per panel
+constexpr int kStreamRows = 4;  // rows that weights unpacked in registers meet at once
 constexpr int kBlockTiles = 4;  // tiles of one work item of a matmul, at most
 constexpr int kRowChunk = 256;  // rows of one work item of a matmul, at most
 constexpr int kStageK = 2048;   // k of two tiles of weights that are held decoded to bf16

@@ -71,7 +71,7 @@ class Checker:
         except TimeoutError:
             why = f"checking it takes more than {self._most_seconds:g} s"
         except (asyncio.IncompleteReadError, ConnectionError):
-            why = f"checking it needs more than {MAX_MEMORY >> 20} MiB of memory"
+            why = f"the process that checks it ended; it may need more than {MAX_MEMORY >> 20} MiB of memory"
         except asyncio.CancelledError:
             await self.close()
             raise
