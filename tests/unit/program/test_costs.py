@@ -78,7 +78,16 @@ def test_keys_by_brute_force(new: int, cached: int, window: int | None) -> None:
 
 def test_fusing_changes_traffic_but_not_operations() -> None:
     program = decoder()
-    spans = [Span(7, cached=3)]
+    spans = [Span(7, cached=3, wanted=7)]
     plain, best = program_cost(program, spans), program_cost(optimize(program), spans)
     assert plain.flops == best.flops
     assert best.activation_bytes < plain.activation_bytes
+
+
+def test_of_the_last_layer_only_wanted_rows_count() -> None:
+    plain, best = decoder(layers=1), optimize(decoder(layers=1))
+    shapes = [plain.weights[f"layers.0.{name}.weight"].shape for name in ("o", "gate", "up", "down")]
+    unwanted = 7 - 2
+    saved = sum(2 * unwanted * rows * columns for rows, columns in shapes)
+    spans = [Span(7, cached=3, wanted=2)]
+    assert program_cost(plain, spans).flops - program_cost(best, spans).flops == saved

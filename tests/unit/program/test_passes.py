@@ -8,7 +8,18 @@ from hypothesis import given, settings
 
 from fourfold.program.check import check
 from fourfold.program.interpret import interpret
-from fourfold.program.ops import Add, Attention, Gate, Linear, Logits, Norm, Rope, RopeSpec, Scale
+from fourfold.program.ops import (
+    Add,
+    Attention,
+    Gate,
+    GatherRows,
+    Linear,
+    Logits,
+    Norm,
+    Rope,
+    RopeSpec,
+    Scale,
+)
 from fourfold.program.passes import (
     drop_identities,
     fuse_attention_prologue,
@@ -16,6 +27,7 @@ from fourfold.program.passes import (
     fuse_norm,
     fuse_qkv,
     fuse_residual,
+    gather_early,
     optimize,
 )
 from fourfold.program.trace import Tracer
@@ -26,7 +38,16 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 @pytest.mark.parametrize(
     "rewrite",
-    [drop_identities, fuse_attention_prologue, fuse_qkv, fuse_gate_up, fuse_norm, fuse_residual, optimize],
+    [
+        drop_identities,
+        fuse_attention_prologue,
+        fuse_qkv,
+        fuse_gate_up,
+        fuse_norm,
+        fuse_residual,
+        gather_early,
+        optimize,
+    ],
 )
 @pytest.mark.parametrize("qk_norm, post_norm, unit_scale", list(product([False, True], repeat=3)))
 def test_meaning_is_kept(rewrite, qk_norm: bool, post_norm: bool, unit_scale: bool) -> None:  # type: ignore[no-untyped-def]
@@ -45,7 +66,7 @@ def test_meaning_is_kept_for_any_program(program) -> None:  # type: ignore[no-un
     weights = random_weights(program)
     rewritten = optimize(program)
     with np.errstate(all="ignore"):
-        before, after = (interpret(p, weights, [1, 2, 3]) for p in (program, rewritten))
+        before, after = (interpret(p, weights, [1, 2, 3], logit_rows=[2, 0]) for p in (program, rewritten))
     np.testing.assert_allclose(after, before, atol=1e-6, rtol=1e-4)
 
 
@@ -128,3 +149,26 @@ def test_a_pair_read_elsewhere_is_not_gated() -> None:
     t.logits(t.gather_rows(t.add(t.gate(gate, up, "silu"), up)), "embed.weight")
     program = t.finish()
     assert fuse_gate_up(program) == program
+
+
+def test_after_the_last_attention_only_wanted_rows_are_computed() -> None:
+    program = optimize(decoder(layers=2))
+    last = max(index for index, op in enumerate(program.ops) if isinstance(op, Attention))
+    after = program.ops[last + 1 :]
+    assert [type(op) for op in after] == [GatherRows, GatherRows, Linear, Linear, Linear, Logits]
+    assert {op.out.rows for op in after} == {"logit_rows"}
+    assert next(op.x for op in after if isinstance(op, GatherRows)) == program.ops[last].out
+    assert not any(op.out.rows == "logit_rows" for op in program.ops[:last])
+
+
+def test_what_other_rows_need_is_computed_for_all_rows() -> None:
+    t = Tracer("test", vocab_size=5, hidden_size=8, max_position=8)
+    h = t.linear(t.embed("embed.weight"), "a", 8)
+    q, k, v = (t.linear(h, name, 8) for name in "qkv")
+    x = t.attention(t.rope(q, 2, ROPE), k, v, layer=0, heads=2, kv_heads=2, scale=1.0)
+    t.logits(t.gather_rows(t.add(x, t.rope(h, 2, ROPE))), "embed.weight")
+    moved = gather_early(t.finish())
+    rows = {type(op).__name__: op.out.rows for op in moved.ops}
+    assert rows["Rope"] == "tokens", "a rotation needs its row's position"
+    assert rows["Add"] == "logit_rows"
+    assert sum(isinstance(op, GatherRows) for op in moved.ops) == 2

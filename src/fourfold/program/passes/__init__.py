@@ -6,12 +6,21 @@ from fourfold.program.check import check
 from fourfold.program.ops import Program
 from fourfold.program.passes.attention_prologue import fuse_attention_prologue
 from fourfold.program.passes.gate_up import fuse_gate_up
+from fourfold.program.passes.gather import gather_early
 from fourfold.program.passes.identities import drop_identities
 from fourfold.program.passes.norm import fuse_norm
 from fourfold.program.passes.qkv import fuse_qkv
 from fourfold.program.passes.residual import fuse_residual
 
-PASSES = (drop_identities, fuse_attention_prologue, fuse_qkv, fuse_gate_up, fuse_norm, fuse_residual)
+PASSES = (
+    drop_identities,
+    fuse_attention_prologue,
+    fuse_qkv,
+    fuse_gate_up,
+    fuse_norm,
+    fuse_residual,
+    gather_early,
+)
 
 
 def optimize(program: Program) -> Program:
@@ -30,5 +39,6 @@ __all__ = [
     "fuse_norm",
     "fuse_qkv",
     "fuse_residual",
+    "gather_early",
     "optimize",
 ]
