@@ -7,12 +7,24 @@ HOST ?= 127.0.0.1
 # More flags for `fourfold serve` or for pytest: make serve ARGS="--max-model-len 2048"
 ARGS ?=
 PYTHON ?= python3
+# Tests that run at a time. Those of whole servers run alone: some look at times.
+JOBS ?= 2
 FUZZ_SECONDS ?= 600
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f -not -name '*.pyc' 2>/dev/null)
 NATIVE_SOURCES = $(shell find native tests/native -name '*.cpp' -o -name '*.h')
+
+# $(call pytest,OPTIONS): every test, or those that ARGS names.
+ifeq ($(strip $(ARGS)),)
+define pytest
+$(BIN)/python -m pytest $(1) -n $(JOBS) --ignore=tests/e2e
+$(BIN)/python -m pytest $(1) tests/e2e
+endef
+else
+pytest = $(BIN)/python -m pytest $(1) $(ARGS)
+endif
 
 .PHONY: help serve model test test-all lint format sanitize fuzz bench soak clean
 .DELETE_ON_ERROR:
@@ -27,10 +39,10 @@ serve: .venv/stamp-run
 	@exec $(BIN)/fourfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: lint sanitize model
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(call pytest,-m "not slow")
 
 test-all: lint sanitize model
-	$(BIN)/python -m pytest $(ARGS)
+	$(call pytest,)
 
 # Without the network the tests of the real model say so and are skipped.
 model: .venv/stamp-test
@@ -50,7 +62,7 @@ format: .venv/stamp-test
 
 # Kernel tests with the native module built under AddressSanitizer and UBSan, the thread team under ThreadSanitizer.
 sanitize: .venv/stamp-test
-	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/sanitize
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/sanitize $(JOBS)
 
 fuzz: .venv/stamp-test
 	@$(PIP) atheris
