@@ -123,6 +123,12 @@ struct Builder {
       keep.push_back(nb::borrow(columns[i]));
     }
   }
+  // How the matmul of the last op is cut: (least, most, stream_rows, runs, block, chunk) by ascending rows.
+  void set_divisions(const std::vector<std::tuple<int, int, int, bool, int, int>>& divisions) {
+    require(!spec.ops.empty(), "no op to divide");
+    for (const auto& [least, most, stream_rows, runs, block, chunk] : divisions)
+      spec.ops.back().divisions.push_back({least, most, stream_rows, runs, block, chunk});
+  }
   void add_op(int kind, View x, View y, View z, View out, int residual,
               const std::vector<std::tuple<int, int>>& segments, Norm norm_, Norm k_norm, int act,
               float scale, float softcap, int heads, int kv_heads, int head_dim, int window, int layer,
@@ -373,6 +379,7 @@ NB_MODULE(_native, m) {
       .def("add_rope", &Builder::add_rope, "inv_freq"_a.noconvert(), "scale"_a)
       .def("add_layer", &Builder::add_layer, "kv_heads"_a, "head_dim"_a)
       .def("add_slot", &Builder::add_slot, "width"_a, "logit_rows"_a)
+      .def("set_divisions", &Builder::set_divisions, "divisions"_a)
       .def("set_outliers", &Builder::set_outliers, "channels"_a, "columns"_a)
       .def("add_op", &Builder::add_op, "kind"_a, "x"_a = no_view, "y"_a = no_view, "z"_a = no_view, "out"_a,
            "residual"_a = -1, "segments"_a = std::vector<std::tuple<int, int>>{}, "norm"_a = no_norm,

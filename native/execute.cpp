@@ -35,51 +35,62 @@ void Runtime::share_rows(Walk& w, int rows, int grain, Body&& body) {
   team_.barrier(w.member);
 }
 
-// How the rows and columns of a matmul are best cut.
-struct Runtime::Division {
-  int few;          // up to so many rows, reading the weights is what takes the time
-  int tiles;        // columns that are computed together
-  int unit;         // rows that are computed together
-  int least, most;  // rows of a chunk
-};
+bool Runtime::by_tile_unit(const Op& op) const {
+  return k_.tile_unit && compute_of(spec_.matrices[size_t(op.segments[0].matrix)]) == Compute::bf16;
+}
 
-Runtime::Division Runtime::divide(const Op& op) const {
-  const Matrix& m = spec_.matrices[size_t(op.segments[0].matrix)];
+int Runtime::tiles_of(const Op& op, int segments) const {
+  int tiles = 0;
+  for (int s = 0; s < segments; s++) tiles += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
+  return tiles;
+}
+
+// As measured for this op, or by a rule that is good everywhere. The result is the same to the bit.
+Division Runtime::divide(const Op& op, int segments, int rows) const {
+  for (const Division& d : op.divisions)
+    if (rows >= d.least && rows <= d.most) return d;
+  const bool unit = by_tile_unit(op);
+  const int tiles = tiles_of(op, segments), threads = team_.size(), together = unit ? 2 : 1;
+  const int k = spec_.matrices[size_t(op.segments[0].matrix)].k;
+  Division d;
+  d.stream_rows = k_.stream_rows;
+  // Few rows: reading the weights is what takes the time.
+  d.runs = rows <= (unit ? 32 : kStreamRows);
+  // Blocks small enough that the last one does not keep the others waiting; at least one tile.
+  d.block = kBlockTiles;
+  if (d.runs) d.block = std::clamp(tiles / (threads * 8) / together * together, together, kBlockTiles);
   // The rows of a chunk are read once per tile or pair of tiles: they should stay in the second-level cache.
-  if (!k_.tile_unit || compute_of(m) != Compute::bf16)
-    return {kStreamRows, 1, 12, 24, std::clamp((1 << 18) / m.k / 12 * 12, 96, kRowChunk / 12 * 12)};
-  const int most = std::clamp((1 << 19) / m.k / 32 * 32, 64, kRowChunk);
-  return {32, 2, 32, 64, most};
+  const int most = unit ? std::clamp((1 << 19) / k / 32 * 32, 64, kRowChunk)
+                        : std::clamp((1 << 18) / k / 12 * 12, 96, kRowChunk / 12 * 12);
+  int chunks = (rows + most - 1) / most;
+  // More row chunks when there are few blocks; a chunk must be worth unpacking its panel.
+  const int least = unit ? 64 : 24;
+  while (tiles / d.block * chunks < 4 * threads && rows / (chunks + 1) >= least) chunks++;
+  d.chunk = (rows + chunks - 1) / chunks;
+  return d;
 }
 
 template <class Body>
-void Runtime::share_blocks(Walk& w, const Op& op, int segments, int rows, Body&& body) {
-  int tiles = 0;
-  for (int s = 0; s < segments; s++) tiles += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
+void Runtime::share_blocks(Walk& w, const Op& op, int segments, const Division& d, int rows, Body&& body) {
   const int threads = team_.size();
-  const Division d = divide(op);
-  // Blocks small enough that the last one does not keep the others waiting; at least one tile.
-  int block = kBlockTiles;
-  if (rows <= d.few) block = std::clamp(tiles / (threads * 8) / d.tiles * d.tiles, d.tiles, kBlockTiles);
-  int chunks = (rows + d.most - 1) / d.most;
-  // More row chunks when there are few blocks; a chunk must be worth unpacking its panel.
-  while (tiles / block * chunks < 4 * threads && rows / (chunks + 1) >= d.least) chunks++;
-  const int chunk = ((rows + chunks - 1) / chunks + d.unit - 1) / d.unit * d.unit;
-  chunks = (rows + chunk - 1) / chunk;
+  // Chunks of one size, in rows that are computed together.
+  const int unit = by_tile_unit(op) ? 32 : 12, together = by_tile_unit(op) ? 2 : 1;
+  const int most = std::min(d.chunk, kRowChunk / unit * unit), least = (rows + most - 1) / most;
+  const int chunk = ((rows + least - 1) / least + unit - 1) / unit * unit;
+  const int chunks = (rows + chunk - 1) / chunk;
 
   int item = team_.claim(w.member), first = 0;
   for (int s = 0; s < segments; s++) {
     const int n = spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
-    // Few rows read memory as fast as it comes: a member takes a long run of tiles, since what it prefetches
-    // past the end of a short one is fetched twice.
-    const int share = ((n + threads - 1) / threads + d.tiles - 1) / d.tiles * d.tiles;
-    const int span = rows <= d.few ? std::max(block, share) : block;
+    // What a member prefetches past the end of a short run is fetched twice.
+    const int share = ((n + threads - 1) / threads + together - 1) / together * together;
+    const int span = d.runs ? std::max(d.block, share) : d.block;
     const int spans = (n + span - 1) / span, items = spans * chunks;
     for (; item - first < items; item = team_.claim(w.member)) {
       const int begin = (item - first) / chunks * span, end = std::min(n, begin + span);
       const int c = (item - first) % chunks;
-      for (int tile = begin; tile < end; tile += block)
-        body(s, tile, std::min(end, tile + block), c * chunk, std::min(rows, (c + 1) * chunk));
+      for (int tile = begin; tile < end; tile += d.block)
+        body(s, tile, std::min(end, tile + d.block), c * chunk, std::min(rows, (c + 1) * chunk));
     }
     first += items;
   }
@@ -179,8 +190,10 @@ void Runtime::start_observing() {
       observed_[i].assign(size_t(spec_.ops[i].x.width), 0.0f);
 }
 
-MatmulArgs Runtime::matmul_args(const Op& op, const Segment& s, const ActRows& rows) const {
+MatmulArgs Runtime::matmul_args(const Op& op, const Segment& s, const Division& d,
+                                const ActRows& rows) const {
   MatmulArgs a{};
+  a.stream_rows = d.stream_rows;
   a.outlier_columns = s.outlier_columns;
   a.outlier_count = int32_t(op.outliers.size());
   a.w = &spec_.matrices[size_t(s.matrix)];
@@ -194,22 +207,22 @@ void Runtime::linear(const Op& op, Walk& w) {
   const int rows = rows_of(op.out.slot, w);
   const ActRows prepared = prepare(op, rows, w);
   uint8_t* scratch = threads_[size_t(w.member.id)].scratch;
-  share_blocks(w, op, int(op.segments.size()), rows,
-               [&](int segment, int tile0, int tile1, int row0, int row1) {
-                 int column = 0;
-                 for (int s = 0; s < segment; s++)
-                   column += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].n;
-                 MatmulArgs a = matmul_args(op, op.segments[size_t(segment)], prepared);
-                 a.out.out = at(op.out) + column;
-                 a.out.stride = stride(op.out.slot);
-                 a.out.scale = op.scale;
-                 a.out.softcap = op.softcap;
-                 if (op.residual >= 0) {
-                   a.out.residual = slot_[size_t(op.residual)] + column;
-                   a.out.residual_stride = stride(op.residual);
-                 }
-                 k_.matmul_block(a, tile0, tile1, row0, row1, scratch);
-               });
+  const int segments = int(op.segments.size());
+  const Division d = divide(op, segments, rows);
+  share_blocks(w, op, segments, d, rows, [&](int segment, int tile0, int tile1, int row0, int row1) {
+    int column = 0;
+    for (int s = 0; s < segment; s++) column += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].n;
+    MatmulArgs a = matmul_args(op, op.segments[size_t(segment)], d, prepared);
+    a.out.out = at(op.out) + column;
+    a.out.stride = stride(op.out.slot);
+    a.out.scale = op.scale;
+    a.out.softcap = op.softcap;
+    if (op.residual >= 0) {
+      a.out.residual = slot_[size_t(op.residual)] + column;
+      a.out.residual_stride = stride(op.residual);
+    }
+    k_.matmul_block(a, tile0, tile1, row0, row1, scratch);
+  });
 }
 
 // out = act(x gate^T) * (x up^T), block by block: the gate's block stays in the thread's cache.
@@ -217,14 +230,15 @@ void Runtime::gated(const Op& op, Walk& w) {
   const int rows = rows_of(op.out.slot, w);
   const ActRows prepared = prepare(op, rows, w);
   ThreadState& mine = threads_[size_t(w.member.id)];
-  share_blocks(w, op, 1, rows, [&](int, int tile0, int tile1, int row0, int row1) {
-    MatmulArgs g = matmul_args(op, op.segments[0], prepared);
+  const Division d = divide(op, 1, rows);
+  share_blocks(w, op, 1, d, rows, [&](int, int tile0, int tile1, int row0, int row1) {
+    MatmulArgs g = matmul_args(op, op.segments[0], d, prepared);
     g.out.out = mine.gate;
     g.out.stride = kBlockTiles * kTile;
     g.out.row_base = row0;
     g.out.column_base = tile0 * kTile;
     k_.matmul_block(g, tile0, tile1, row0, row1, mine.scratch);
-    MatmulArgs u = matmul_args(op, op.segments[1], prepared);
+    MatmulArgs u = matmul_args(op, op.segments[1], d, prepared);
     u.out.out = at(op.out);
     u.out.stride = stride(op.out.slot);
     u.out.gate = mine.gate;

@@ -26,6 +26,7 @@ struct KernelTable {
   void (*attention_item)(const AttentionArgs&, const AttentionItem&, float* scratch);
   void (*sample_row)(float* logits, int vocab, const SampleRow&, const SampleInputs&, const SampleOutputs&,
                      int index, void* scratch);
+  int stream_rows = 0;     // what MatmulArgs::stream_rows best is, unless measured
   bool tile_unit = false;  // bf16 products are computed 32 rows and two tiles of columns at a time
 };
 

@@ -89,6 +89,13 @@ class Checker {
     if (o.norm.weight >= 0) require(vector(o.norm.weight) == o.x.width, "norm weight has the wrong length");
     require(o.outliers.size() <= size_t(kMaxOutliers), "too many outlier columns");
     for (int32_t c : o.outliers) require(c >= 0 && c < o.x.width, "outlier column outside the input");
+    int32_t rows = 0;
+    for (const Division& d : o.divisions) {
+      require(d.least > rows && d.most >= d.least, "divisions must be for more and more rows");
+      require(d.block >= 1 && d.block <= kBlockTiles && d.chunk >= 1 && d.chunk <= kRowChunk,
+              "a division's blocks are too large");
+      rows = d.most;
+    }
     if (!o.outliers.empty())
       for (const Segment& s : o.segments) require(s.outlier_columns, "a matrix without its outlier columns");
     int n = 0;

@@ -24,6 +24,15 @@ struct Segment {  // one matrix of a linear; its outputs follow those of the seg
   const uint16_t* outlier_columns = nullptr;  // fp16 [tiles][outliers][16], not owned
 };
 
+// How a matmul is cut into blocks, which a thread computes one at a time.
+struct Division {
+  int32_t least = 1, most = 0;  // of so many rows
+  int32_t stream_rows = 0;      // see MatmulArgs
+  bool runs = false;            // a thread takes a run of blocks that lie together, as long as its share
+  int32_t block = 1;            // tiles of a block
+  int32_t chunk = 1;            // rows of a block, at most
+};
+
 struct NormRef {  // indices of vectors, -1: none
   int32_t weight = -1, bias = -1;
   float eps = 0, offset = 0;
@@ -36,8 +45,9 @@ struct Op {
   Ref out;
   int32_t residual = -1;  // slot
   std::vector<Segment> segments;
-  std::vector<int32_t> outliers;  // columns of x kept out of its int8 groups
-  NormRef norm, k_norm;           // attention: of q, of k
+  std::vector<int32_t> outliers;    // columns of x kept out of its int8 groups
+  std::vector<Division> divisions;  // measured, by ascending rows; none: by rule
+  NormRef norm, k_norm;             // attention: of q, of k
   Act act = Act::none;
   float scale = 1, softcap = 0;
   int32_t heads = 1, kv_heads = 1, head_dim = 0, window = 0, layer = 0;

@@ -70,6 +70,7 @@ struct MatmulArgs {
   const uint16_t* outlier_columns = nullptr;
   int32_t outlier_count = 0;
   Compute compute;
+  int32_t stream_rows = 0;  // int8: weights of blocks of up to so many rows are unpacked in registers
   ActRows act;
   MatmulOut out;
 };

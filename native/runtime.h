@@ -97,14 +97,15 @@ class Runtime {
   template <class Body>
   void share_rows(Walk&, int rows, int grain, Body&& body);
   template <class Body>
-  void share_blocks(Walk&, const Op&, int segments, int rows, Body&& body);
+  void share_blocks(Walk&, const Op&, int segments, const Division&, int rows, Body&& body);
 
   ActRows prepare(const Op&, int rows, Walk&);
-  MatmulArgs matmul_args(const Op&, const Segment&, const ActRows&) const;
+  MatmulArgs matmul_args(const Op&, const Segment&, const Division&, const ActRows&) const;
   void observe(const Op&, const ActRows&, int rows);
 
-  struct Division;
-  Division divide(const Op&) const;
+  bool by_tile_unit(const Op&) const;
+  int tiles_of(const Op&, int segments) const;
+  Division divide(const Op&, int segments, int rows) const;
   Compute compute_of(const Matrix&) const;
   NormArgs norm_args(const NormRef&) const;
   float* at(const Ref& r) const { return slot_[size_t(r.slot)] + r.start; }

@@ -114,8 +114,8 @@ static void stream_tile(const MatmulArgs& a, int tile, int block_tile, int row0,
   for (int r = 0; r < ROWS; r++) finish(a, add(y[r], o[r]), row0 + r, tile, block_row + r, block_tile);
 }
 
-// In turns of kStreamRows at most: while a tile is in cache, unpacking it again costs less than a panel
-// would.
+// In turns of kStreamRows at most: up to some number of them, unpacking a tile that is in cache again costs
+// less than a panel would.
 template <int BITS, int GROUP, bool OFFSET>
 static void stream_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1) {
   for (int t = tile0; t < tile1; t++) {
@@ -288,7 +288,7 @@ static void panel_block(const MatmulArgs& a, int tile0, int tile1, int row0, int
 
 static void int8_block(const MatmulArgs& a, int tile0, int tile1, int row0, int row1, uint8_t* scratch) {
   with_int_kind(*a.w, [&](auto kind) {
-    if (row1 - row0 <= kStreamTurns * kStreamRows) {
+    if (row1 - row0 <= a.stream_rows) {
       stream_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1);
     } else {
       panel_block<kind.bits, kind.group, kind.offset>(a, tile0, tile1, row0, row1, scratch);

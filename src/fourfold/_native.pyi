@@ -97,6 +97,9 @@ class Program:
     def add_rope(self, inv_freq: _F32, scale: float) -> int: ...
     def add_layer(self, kv_heads: int, head_dim: int) -> int: ...
     def add_slot(self, width: int, logit_rows: bool) -> None: ...
+    def set_divisions(self, divisions: Sequence[tuple[int, int, int, bool, int, int]]) -> None:
+        """Of the last op: (least, most, stream_rows, runs, block, chunk) by ascending rows."""
+
     def set_outliers(self, channels: Sequence[int], columns: Sequence[_U16]) -> None:
         """Of the op added last: columns of its input, and those columns of each of its matrices."""
 

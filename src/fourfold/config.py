@@ -90,6 +90,9 @@ class EngineConfig:
     threads: int | None = None
     """None: the physical cores this process may use (affinity and cgroup quota respected)."""
     isa: Isa = "auto"
+    autotune: bool | None = None
+    """How matmuls are divided among threads and caches. True: as measured on this machine, which takes
+    seconds the first time and is kept with the artefact. False: by rule. None: as measured if it was."""
     seed: int | None = None
     """Base of the seeds of requests that bring none. None: from the operating system."""
     prefix_caching: bool = True

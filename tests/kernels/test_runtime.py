@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from fourfold import _native
 from fourfold.backends.native import NativeBackend, NativeLimits
+from fourfold.build.divisions import Division
 from fourfold.build.packed import Outliers, PackedMatrix, PackedWeights
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch
+from fourfold.errors import LoadError
 from fourfold.program.check import check
 from fourfold.program.interpret import interpret
 from fourfold.program.memory import plan
-from fourfold.program.ops import Attention, Logits, Norm, NormSpec, Op, Program, RopeSpec, WeightSpec
+from fourfold.program.ops import Attention, Linear, Logits, Norm, NormSpec, Op, Program, RopeSpec, WeightSpec
 from fourfold.program.passes import optimize
 from fourfold.program.trace import Tracer
 
@@ -184,6 +186,46 @@ def test_int8_and_bf16_give_the_same_bits_in_any_cut(kinds: list[Kind], isa: str
     for size, threads in ((1, 1), (4, 2), (5, 3), (33, 2)):
         found = logits(make(program, weights, isa=isa, threads=threads), TOKENS, size)
         np.testing.assert_array_equal(found, whole, err_msg=f"{size} tokens a step, {threads} threads")
+
+
+@pytest.mark.parametrize("isa", _native.isas())
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_every_division_gives_the_same_bits(dtype: str, isa: str) -> None:
+    program = optimize(decoder(layer_norm=False))
+    weights, _ = random_weights(program, INTS[::4])
+    whole = logits(make(program, weights, isa=isa, activation_dtype=dtype), TOKENS, 75)
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        divisions = {
+            index: tuple(
+                Division(least, most, int(rng.choice([0, 4, 40])), runs, *map(int, rng.integers(1, [5, 257])))
+                for least, most, runs in ((1, 7, bool(rng.integers(2))), (9, 2**31 - 1, False))
+            )
+            for index, op in enumerate(program.ops)
+            if isinstance(op, Linear | Logits) and rng.integers(4)
+        }
+        backend = make(program, weights, isa=isa, activation_dtype=dtype, threads=3, divisions=divisions)
+        for size in (1, 6, 8, 75):
+            np.testing.assert_array_equal(logits(backend, TOKENS, size), whole, err_msg=str(divisions))
+
+
+@pytest.mark.parametrize(
+    "wrong, complaint",
+    [
+        ([Division(1, 4, 0, False, 5, 8)], "too large"),
+        ([Division(1, 4, 0, False, 0, 8)], "too large"),
+        ([Division(1, 4, 0, False, 4, 257)], "too large"),
+        ([Division(1, 4, 0, False, 4, 0)], "too large"),
+        ([Division(3, 2, 0, False, 4, 8)], "more and more rows"),
+        ([Division(1, 4, 0, False, 4, 8), Division(4, 8, 0, False, 4, 8)], "more and more rows"),
+    ],
+)
+def test_divisions_that_cannot_be_are_refused(wrong: list[Division], complaint: str) -> None:
+    program = optimize(decoder(layer_norm=False))
+    weights, _ = random_weights(program, INTS[::4])
+    index = next(i for i, op in enumerate(program.ops) if isinstance(op, Linear))
+    with pytest.raises(LoadError, match=complaint):
+        make(program, weights, divisions={index: tuple(wrong)})
 
 
 def test_magnitudes_of_inputs_are_those_of_the_interpreter() -> None:

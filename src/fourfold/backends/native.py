@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from fourfold import _native
+from fourfold.build.divisions import Divisions
 from fourfold.build.packed import KV_TYPE, PackedWeights
 from fourfold.config import ActivationDtype, Isa, KVDtype
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch, StepResult
@@ -81,14 +83,16 @@ class NativeBackend:
         kv_dtype: KVDtype = "bfloat16",
         threads: int = 1,
         isa: Isa = "auto",
+        divisions: Divisions | None = None,
     ) -> None:
         """Raises LoadError if the Program asks for something the kernels do not have (the message says what).
 
         activation_dtype: "int8" multiplies integer weights with int8 activations and bf16 weights with bf16
         ones; "bfloat16" decodes integer weights to bf16; "float32" computes everything in fp32.
+        divisions: how matmuls are cut, as measured; None: by rule.
         """
         dtype = activations_on(isa, activation_dtype)
-        lowered = _Lowering(program, plan, weights, outliers=dtype == "int8")
+        lowered = _Lowering(program, plan, weights, divisions or {}, outliers=dtype == "int8")
         try:
             self._runtime = _native.Runtime(
                 lowered.native,
@@ -219,7 +223,15 @@ class NativeBackend:
 class _Lowering:
     """Program ops to native ops, values to slots, weights to indices."""
 
-    def __init__(self, program: Program, plan: MemoryPlan, weights: PackedWeights, *, outliers: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: MemoryPlan,
+        weights: PackedWeights,
+        divisions: Divisions,
+        *,
+        outliers: bool,
+    ) -> None:
         self.native = _native.Program()
         self._plan = plan
         self._weights = weights
@@ -231,8 +243,10 @@ class _Lowering:
             self.native.add_slot(width, rows == "logit_rows")
         for layer in program.kv:
             self.native.add_layer(layer.kv_heads, layer.head_dim)
-        for op in program.ops:
+        for index, op in enumerate(program.ops):
             self._lower(op)
+            if index in divisions:
+                self.native.set_divisions([astuple(each) for each in divisions[index]])
 
     def _matrix(self, name: str) -> int:
         packed = self._weights.matrices[name]

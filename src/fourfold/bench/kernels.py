@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold import _native
+from fourfold.backends.micro import MicroRunner, as_linear, attention_micro, linear_micro
 from fourfold.backends.native import activations_on, best_isa
 from fourfold.bench.limits import Kind
-from fourfold.bench.micro import MicroRunner, attention_micro, linear_micro
 from fourfold.bench.model_costs import KV_ELEMENT_BYTES
 from fourfold.bench.stats import Runs
 from fourfold.build.calibrate import OUTLIERS
@@ -26,8 +26,7 @@ from fourfold.engine.batch import SAMPLE_DTYPE
 from fourfold.models.binding import Binding
 from fourfold.models.registry import load_model_definition
 from fourfold.program.costs import Span, keys_read, keys_seen
-from fourfold.program.graph import whole
-from fourfold.program.ops import Attention, Linear, Logits, Program, Value
+from fourfold.program.ops import Attention, Linear, Logits, Program
 from fourfold.program.passes import optimize
 from fourfold.progress import Progress, silent
 from fourfold.weights.open import open_checkpoint
@@ -154,9 +153,8 @@ class _Bench:
             if isinstance(op, Linear):
                 formats = tuple(self._format(name) for name in op.weights)
                 alike.setdefault((formats, op.gate, op.norm is None, op.residual is None), []).append(op)
-            elif isinstance(op, Logits):  # as a Linear: the kernel is the same
-                x, out = Value(op.x.id, op.x.width), Value(op.out.id, op.out.width)
-                heads.append(Linear(whole(x), out, (op.weight,), (op.bias,), op.norm))
+            elif isinstance(op, Logits):
+                heads.append(as_linear(op))
         return [(ops, False) for ops in alike.values()] + [([op], True) for op in heads]
 
     def _format(self, name: str) -> tuple[str, tuple[int, ...]]:

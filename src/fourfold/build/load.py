@@ -15,6 +15,7 @@ import msgspec
 from fourfold import _native
 from fourfold.backends.native import NativeBackend, NativeLimits, activations_on, best_isa
 from fourfold.build.artefact import LAYOUT, fingerprint, open_artefact
+from fourfold.build.divisions import Divisions, are_kept, keep_divisions, read_divisions, situation
 from fourfold.build.machine import available_memory, memory_nodes, memory_spread_over, usable_cores
 from fourfold.build.packed import KV_TYPE, Outliers, PackedWeights
 from fourfold.build.prepared import Prepared, keep_prepared, maker, read_prepared
@@ -76,6 +77,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
             keep_prepared(folder, made_by, prepared)
             prune(folder.parent)
     note_use(folder)
+    divisions = _divisions(folder, config, program, weights, threads, progress)
     limits = NativeLimits(config.max_num_batched_tokens, config.max_num_seqs, length, blocks)
     backend = NativeBackend(
         program,
@@ -86,6 +88,7 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
         kv_dtype=config.kv_cache_dtype,
         threads=threads,
         isa=config.isa,
+        divisions=divisions,
     )
     isa, activations = best_isa(config.isa), activations_on(config.isa, config.activation_dtype)
     info = ModelInfo(
@@ -117,12 +120,34 @@ def _load(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple
             "threads": str(threads),
             "activation dtype": activations,
             "KV cache dtype": config.kv_cache_dtype,
+            "matmuls divided": "by rule" if divisions is None else "as measured",
             "artefact": f"{folder.name} ({'mapped' if ready else 'built'})",
             "load time": f"{time.monotonic() - started:.3f} s",
         },
     )
     progress("ready", 1.0)
     return backend, info
+
+
+def _divisions(
+    folder: Path,
+    config: EngineConfig,
+    program: Program,
+    weights: PackedWeights,
+    threads: int,
+    progress: Callable[[str, float], None],
+) -> Divisions | None:
+    if config.autotune is False or not (config.autotune or are_kept(folder)):
+        return None
+    activations = activations_on(config.isa, config.activation_dtype)
+    where = situation(program.ops, best_isa(config.isa), threads, activations)
+    found = read_divisions(folder, where)
+    if found is None and config.autotune:
+        from fourfold.backends.autotune import autotune
+
+        found = autotune(program, weights, config, threads, progress)
+        keep_divisions(folder, where, found)
+    return found
 
 
 def _locate(config: EngineConfig) -> tuple[Path, str]:

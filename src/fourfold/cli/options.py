@@ -89,6 +89,9 @@ def engine_options(command: F) -> F:
             "and no key is asked for: keep it private. [default: none]")),
         click.option("--seed", "-s", "seed", type=click.IntRange(0, 2**64 - 1), help=(
             "Base of the seeds of requests without one. [default: from the operating system]")),
+        click.option("--autotune/--no-autotune", "autotune", default=None, help=(
+            "Divide matmuls among threads and caches as it is fastest here: measured once, in seconds, and "
+            "kept with the artefact. Answers stay the same. [default: as measured if it was, else by rule]")),
         spelled("--isa", "isa", meanings=ISAS, help="Instruction set of the kernels. [default: the best]"),
     )  # fmt: skip
 

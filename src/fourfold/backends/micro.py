@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fourfold import _native
 from fourfold.backends.native import NativeBackend, NativeLimits
+from fourfold.build.divisions import Divisions
 from fourfold.build.packed import ELEM, Outliers, PackedMatrix, PackedWeights
 from fourfold.config import EngineConfig
 from fourfold.engine.batch import SAMPLE_DTYPE, Batch
@@ -43,6 +44,14 @@ class Micro:
     program: Program
     weights: PackedWeights
     copies: int
+
+
+def as_linear(op: Linear | Logits) -> Linear:
+    """A Logits op as the matmul it is, of token rows."""
+    if isinstance(op, Linear):
+        return op
+    x, out = Value(op.x.id, op.x.width), Value(op.out.id, op.out.width)
+    return Linear(whole(x), out, (op.weight,), (op.bias,), op.norm)
 
 
 def linear_micro(
@@ -166,10 +175,18 @@ class MicroRunner:
     """Runs a Micro on sequences that grow. A context; its end stops the threads.
 
     sequences, length: how many, and how long each may become (tokens).  rows: most tokens of one run.
+    divisions: of the ops, of which the first repeated one has index 1.
     """
 
     def __init__(
-        self, micro: Micro, config: EngineConfig, threads: int, sequences: int, length: int, rows: int
+        self,
+        micro: Micro,
+        config: EngineConfig,
+        threads: int,
+        sequences: int,
+        length: int,
+        rows: int,
+        divisions: Divisions | None = None,
     ) -> None:
         """Raises LoadError."""
         self._copies = micro.copies
@@ -185,6 +202,7 @@ class MicroRunner:
             kv_dtype=config.kv_cache_dtype,
             threads=threads,
             isa=config.isa,
+            divisions=divisions,
         )
 
     def __enter__(self) -> MicroRunner:
