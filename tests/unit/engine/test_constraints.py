@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from grammar.counting import all_of, counter, nested
 from grammar.vocabulary import EOS, ROWS, VOCABULARY, Vocabulary
 
 from fourfold.engine.loop import Engine
@@ -115,6 +116,21 @@ def test_validation_takes_answers_back(logprobs: int | None) -> None:
             assert "no valid answer was found" in (each[-1].error or "")
             assert not tokens(each)
     assert one.cache.ledger.counts().live == 0
+
+
+def test_an_answer_goes_on_past_the_one_that_is_excluded() -> None:
+    """Handwritten/mod301 and mod303 in small: the first depth that all counters agree on is the one that
+    `not` excludes, so whoever closes there must go on to the next."""
+    schema = all_of("x0", "y0", **counter("x", 2, 1), **counter("y", 3, 2))
+    schema["allOf"].append({"not": {"const": nested(5)}})
+    one = engine(FakeBackend(num_blocks=1000, vocab_size=ROWS), max_model_len=2000)
+    events = run(one, *(asked(f"r{i}", [i], schema, seed=i, max_tokens=1500) for i in range(12)))
+    assert one.stats().rejected_answers > 0, "nobody closed at the depth that is excluded"
+    for i in range(12):
+        assert events[f"r{i}"][-1].finish_reason == "stop"
+        depth = text(events[f"r{i}"]).count('"a"')
+        assert depth % 6 == 5
+        assert depth > 5
 
 
 def test_no_valid_answer_is_an_error() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fourfold.grammar.schema.product import MAX_PRODUCTS, merge_references
 from fourfold.grammar.sources import make_constraint
 
+from .counting import all_of, counter, nested
 from .vocabulary import takes
 
 DEFINITIONS = 4
@@ -70,29 +71,9 @@ def test_the_same_values(given: list[Any], branches: list[Any], instances: list[
         assert expected is None or valid(merged, value) is expected, merged
 
 
-def counter(name: str, length: int, ends: int) -> dict[str, Any]:
-    """Objects nested to a depth that is `ends` modulo `length`."""
-    return {
-        f"{name}{n}": {"additionalProperties": {"$ref": f"#/$defs/{name}{(n + 1) % length}"}}
-        | ({} if n == ends else {"minProperties": 1})
-        for n in range(length)
-    }
-
-
-def nested(depth: int) -> Any:
-    value: Any = {}
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
 def test_deep_intersections_are_said_by_the_grammar() -> None:
     """Of the kind that llguidance refuses, and that was left to validation as a whole: 2 * 3 * 5 states."""
-    word = {"type": "object", "properties": {"a": {"$ref": "#/$defs/word"}}, "additionalProperties": False}
-    schema = {
-        "allOf": [{"$ref": f"#/$defs/{name}"} for name in ("word", "x0", "y0", "z0")],
-        "$defs": {"word": word, **counter("x", 2, 1), **counter("y", 3, 1), **counter("z", 5, 4)},
-    }
+    schema = all_of("x0", "y0", "z0", **counter("x", 2, 1), **counter("y", 3, 1), **counter("z", 5, 4))
     assert make_constraint("json", schema, "f").guarantee == "grammar"
     # 19 is 1 modulo 2 and 3 and 4 modulo 5; so is 49.
     assert [depth for depth in range(55) if takes(schema, nested(depth))] == [19, 49]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fourfold.errors import InvalidRequestError
-from fourfold.grammar.sources import Kind, make_constraint
+from fourfold.grammar.schema.relax import relax
+from fourfold.grammar.sources import Kind, _json_complaint, make_constraint
 
 from .vocabulary import accepts, guide, mask
 
@@ -80,6 +81,20 @@ def test_hostile_constraints_end_soon(kind: Kind, content: Any, named: str) -> N
     with pytest.raises(InvalidRequestError, match=named):
         make_constraint(kind, content, "f")
     assert time.process_time() - started < 4
+
+
+def test_what_is_too_large_is_not_tried_again() -> None:
+    """No schema that says the same is smaller, and each attempt goes through all of it."""
+    objects = {f"p{n}": {"type": "object", "properties": {"a": {"type": "string"}}} for n in range(10_000)}
+    tried = []
+
+    def compile(schema: Any) -> str:
+        tried.append(schema)
+        return _json_complaint(schema)
+
+    with pytest.raises(InvalidRequestError, match="schema too large"):
+        relax({"type": "object", "properties": objects}, compile)
+    assert len(tried) == 1
 
 
 @pytest.mark.parametrize("pattern", ["(((a{1,100}){1,100}){1,100}){1,100}", "(a|aa|a?)*b", "(.*)*(.*)*x"])

@@ -7,7 +7,7 @@ notes the finished value is validated as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -54,23 +54,33 @@ def relax(schema: Any, compile: Compile) -> Relaxed:
     if not isinstance(schema, dict):
         return Relaxed(schema)
     text = json.dumps(schema)
-    if not any(word in text for word in _BEYOND) and not compile(schema):
-        return Relaxed(schema)
-    exact = rewrite(schema)
     message = ""
-    # Each level gives up more. Most schemas need the first.
-    starts: list[tuple[Any, tuple[str, ...]]] = [(exact, ()), (schema, ())]
+    if not any(word in text for word in _BEYOND):
+        message = compile(schema)
+        if not message:
+            return Relaxed(schema)
+    if _HOPELESS not in message:
+        for start, dropped in _starts(schema):
+            relaxed = _Relaxer(dropped, compile, old=_is_old(schema)).run(start)
+            message = compile(relaxed.schema)
+            if not message:
+                return relaxed
+            if _HOPELESS in message:
+                break
+    raise InvalidRequestError(f"the JSON schema cannot be made into a grammar: {message}")
+
+
+def _starts(schema: dict[str, Any]) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """(schema, what to leave out of it): each gives up more than the one before. Most need the first."""
+    yield rewrite(schema), ()
+    yield schema, ()
     merged = merge_references(schema)
     if merged is not schema:
-        starts += [(rewrite(merged), ()), (rewrite(merged), _LEVELS[0])]
-    for start, dropped in (*starts, *((schema, level) for level in _LEVELS)):
-        relaxed = _Relaxer(dropped, compile, old=_is_old(schema)).run(start)
-        message = compile(relaxed.schema)
-        if not message:
-            return relaxed
-        if _HOPELESS in message:
-            break
-    raise InvalidRequestError(f"the JSON schema cannot be made into a grammar: {message}")
+        merged = rewrite(merged)
+        yield merged, ()
+        yield merged, _LEVELS[0]
+    for level in _LEVELS:
+        yield schema, level
 
 
 _LEVELS: tuple[tuple[str, ...], ...] = (
