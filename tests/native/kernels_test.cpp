@@ -28,7 +28,7 @@ struct Case {
   bool offset;
 };
 
-std::vector<float> product(const Case& c, Isa isa) {
+std::vector<float> product(const Case& c, Isa isa, int stream_rows) {
   Random random;
   Matrix w;
   w.n = c.n, w.k = c.k, w.elem = Elem::ints, w.bits = c.bits, w.group = c.group, w.has_offset = c.offset;
@@ -59,6 +59,7 @@ std::vector<float> product(const Case& c, Isa isa) {
   std::vector<float> out(rows * c.n);
   MatmulArgs m{};
   m.w = &w, m.compute = Compute::int8, m.act = p.to, m.out.out = out.data(), m.out.stride = size_t(c.n);
+  m.stream_rows = stream_rows;
   std::vector<uint8_t> scratch(matmul_scratch_bytes(c.k) + 64);
   uint8_t* aligned = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
   for (int t = 0; t < w.tiles(); t += kBlockTiles)
@@ -77,13 +78,14 @@ int main() {
         for (bool offset : {false, true}) {
           if (!int_kind_exists(bits, group, offset)) continue;
           const Case c{rows, 70, 160, bits, group, offset};
-          const std::vector<float> want = product(c, Isa::scalar);
+          const std::vector<float> want = product(c, Isa::scalar, 0);
           for (int i = 1; i < kIsaCount; i++) {
             if (!isa_available(Isa(i))) continue;
-            const std::vector<float> got = product(c, Isa(i));
-            if (std::memcmp(got.data(), want.data(), want.size() * sizeof(float))) {
-              std::printf("%s: %d rows, %d bits, groups of %d, offset %d: not the scalar kernel's bits\n",
-                          isa_name(Isa(i)), rows, bits, group, int(offset));
+            for (int stream_rows : {0, 48}) {  // in panels, in registers
+              const std::vector<float> got = product(c, Isa(i), stream_rows);
+              if (!std::memcmp(got.data(), want.data(), want.size() * sizeof(float))) continue;
+              std::printf("%s: %d rows (%d streamed), %d bits, groups of %d, offset %d: not scalar's bits\n",
+                          isa_name(Isa(i)), rows, stream_rows, bits, group, int(offset));
               return 1;
             }
           }
