@@ -92,7 +92,7 @@ def test_what_is_too_large_is_not_tried_again() -> None:
         tried.append(schema)
         return _json_complaint(schema)
 
-    with pytest.raises(InvalidRequestError, match="schema too large"):
+    with pytest.raises(InvalidRequestError, match=r"has 20001 subschemas.*about 16600"):
         relax({"type": "object", "properties": objects}, compile)
     assert len(tried) == 1
 

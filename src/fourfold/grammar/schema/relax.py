@@ -18,7 +18,7 @@ from fourfold.grammar.schema.counts import can_miscount
 from fourfold.grammar.schema.exact import rewrite, types_of
 from fourfold.grammar.schema.product import merge_references
 from fourfold.grammar.schema.validate import _is_old
-from fourfold.grammar.schema.walk import Path, map_children, pointer, resolve_pointer
+from fourfold.grammar.schema.walk import Path, count_subschemas, map_children, pointer, resolve_pointer
 
 Compile = Callable[[dict[str, Any]], str]
 """The compiler's complaint about a schema; empty if there is none."""
@@ -34,6 +34,8 @@ _SAY_MORE = ("not", "contains", "if")
 """Keywords that forbid something even if their schema allows everything."""
 _BEYOND = tuple(f'"{key}"' for key in (*_NEVER, "oneOf", "uniqueItems", "minProperties", "x-guidance"))
 """A schema whose text has none of these is as it is what the compiler says it is."""
+MAX_COMPILED = 16_600
+"""Subschemas that the compiler takes, about; unlike check.MAX_NODES of those only that a value can reach."""
 _HOPELESS = "schema too large"
 """A complaint of the compiler's that no relaxing helps."""
 _ANNOTATIONS = (
@@ -67,6 +69,11 @@ def relax(schema: Any, compile: Compile) -> Relaxed:
                 return relaxed
             if _HOPELESS in message:
                 break
+    if _HOPELESS in message:
+        raise InvalidRequestError(
+            f"the JSON schema has {count_subschemas(schema)} subschemas; a grammar can be made of about "
+            f"{MAX_COMPILED}: leave out what no answer needs"
+        )
     raise InvalidRequestError(f"the JSON schema cannot be made into a grammar: {message}")
 
 

@@ -43,6 +43,15 @@ def children(schema: Schema) -> Iterator[tuple[Path, Any]]:
                     yield (key, index), item
 
 
+def count_subschemas(schema: Schema) -> int:
+    """How many there are, itself included."""
+    count, pending = 0, [schema]
+    while pending:
+        count += 1
+        pending += [child for _, child in children(pending.pop())]
+    return count
+
+
 def map_children(schema: dict[str, Any], change: Callable[[Path, Any], Any]) -> dict[str, Any]:
     """A copy whose direct subschemas are change(path below `schema`, subschema)."""
     result: dict[str, Any] = {}
