@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fourfold.engine")
 
+LARGE = 64 * 1024
+"""Characters of a grammar that may take seconds: 8,000 objects take two, and it grows with their square."""
+
 
 class Compiled(msgspec.Struct, frozen=True):
     """A request whose compilation has ended, well or not."""
@@ -43,13 +46,15 @@ def _complain(warmed: Future[None]) -> None:
 
 
 class CompileQueue:
-    """One thread compiles, mostly without the GIL, so no step waits for it."""
+    """A thread compiles, mostly without the GIL, so no step waits for it; another compiles those that are
+    large, so that nobody else waits for them."""
 
     def __init__(self, compiler: Compiler | None) -> None:
         """compiler: None if the engine cannot constrain answers."""
         self._compiler = compiler
         self._pending: dict[str, Compiled] = {}
         self._thread = ThreadPoolExecutor(1, "fourfold-grammar")
+        self._large = ThreadPoolExecutor(1, "fourfold-large-grammar")
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -67,7 +72,8 @@ class CompileQueue:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use", "request_id")
         guide = self._compiler.cached(constraint, request.cache_salt)
         if guide is None:
-            future = self._thread.submit(self._compiler.compile, constraint, request.cache_salt)
+            thread = self._large if len(constraint.grammar) > LARGE else self._thread
+            future = thread.submit(self._compiler.compile, constraint, request.cache_salt)
             self._pending[request.request_id] = Compiled(request, future)
         return guide
 
@@ -97,4 +103,5 @@ class CompileQueue:
         return EngineEvent(request_id=request_id, finish_reason="abort")
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._thread, self._large):
+            thread.shutdown(wait=True, cancel_futures=True)

@@ -11,8 +11,11 @@ import pytest
 from grammar.counting import all_of, counter, nested
 from grammar.vocabulary import EOS, ROWS, VOCABULARY, Vocabulary
 
+from fourfold.engine.compiling import LARGE
 from fourfold.engine.loop import Engine
 from fourfold.errors import InvalidRequestError, OverloadedError
+from fourfold.grammar.compile import Compiler
+from fourfold.grammar.guide import Guide
 from fourfold.grammar.sources import make_constraint
 from fourfold.types import Constraint, EngineEvent
 
@@ -228,4 +231,29 @@ def test_others_run_while_a_constraint_compiles() -> None:
         seen += one.step()
     check_valid([e for e in seen if e.request_id == "a"])
     check(one)
+    one.close()
+
+
+def test_small_constraints_do_not_wait_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, compile = threading.Event(), Compiler.compile
+
+    def slow(compiler: Compiler, constraint: Constraint, tenant: str) -> Guide:
+        if len(constraint.grammar) > LARGE:
+            assert gate.wait(20)
+        return compile(compiler, constraint, tenant)
+
+    monkeypatch.setattr(Compiler, "compile", slow)
+    one = engine()
+    one.add(asked("large", [1], {"enum": [f"value number {n}" for n in range(5000)]}))
+    one.add(asked("small", [2]))
+    seen: list[EngineEvent] = []
+    deadline = time.monotonic() + 10
+    while not (seen and seen[-1].finish_reason) and time.monotonic() < deadline:
+        seen += one.step()
+    assert {event.request_id for event in seen} == {"small"}
+    check_valid(seen)
+    gate.set()
+    while one.has_work and time.monotonic() < deadline:
+        seen += one.step()
+    assert text([event for event in seen if event.request_id == "large"]).startswith('"value number ')
     one.close()
