@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fourfold.engine.pacing import Answers
 from fourfold.engine.planner import Planner
 from fourfold.engine.sequence import Sequence
 from fourfold.engine.step_cost import span_work
@@ -119,7 +120,7 @@ class Admission:
         work = answers * length
         crowd = min(slots, len(running) + waiting_ahead + 1) - 1
         most = limits.max_num_batched_tokens - answers
-        chunk = pace.chunk(costs, answers, crowd, answers, work, own // 2, most)
+        chunk = pace.chunk(costs, Answers(answers, crowd, answers, work), own // 2, most)
         chunk = max(1, min(chunk, ahead + own))
         mixed = costs.seconds(answers + chunk, work + span_work(own // 2, chunk))
         left = sorted(

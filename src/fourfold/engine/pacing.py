@@ -12,6 +12,19 @@ each further token may cost as much as each of the answers', so that more would 
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """Those that run. (tokens, work): what they have in the step, as StepCosts counts.
+
+    crowd: how many will run beside a prompt when all who wait have a place, as far as there are places.
+    """
+
+    count: int
+    crowd: int
+    tokens: int
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """itl_ratio: how many times slower a step with answers in it may become by prompts that are computed in
         it; 0: prompts take what the token budget has. Slower than a step in which all who wait are answered
@@ -23,34 +36,29 @@ class Pace:
     itl_ratio: float = 1.75
     itl_target: float | None = None
 
-    def chunk(
-        self, costs: StepCosts, answers: int, crowd: int, tokens: int, work: float, context: int, most: int
-    ) -> int:
-        """Tokens of prompts for a step of `answers` running answers, which have (tokens, work) in it, as far
-        as costs can be foreseen.
+    def chunk(self, costs: StepCosts, answers: Answers, context: int, most: int) -> int:
+        """Tokens of prompts for a step beside `answers`, as far as costs can be foreseen.
 
-        crowd: answers that will run beside a prompt when all who wait have a place, as far as there are
-        places.  context: where the first prompt's tokens are.  most: what is left of the token budget.
+        context: where the first prompt's tokens are.  most: what is left of the token budget.
         """
         if not self._bounds(answers):
             return most
         target = self.itl_target
         if target is None:
-            target = self.itl_ratio * costs.seconds(max(tokens, crowd), work)
-        return costs.tokens_within(target, tokens, work, context, min(LEAST_CHUNK, most), most)
+            target = self.itl_ratio * costs.seconds(max(answers.tokens, answers.crowd), answers.work)
+        least = min(LEAST_CHUNK, most)
+        return costs.tokens_within(target, answers.tokens, answers.work, context, least, most)
 
-    def next_chunk(
-        self, costs: StepCosts, answers: int, crowd: int, tokens: int, work: float, context: int, most: int
-    ) -> int:
+    def next_chunk(self, costs: StepCosts, answers: Answers, context: int, most: int) -> int:
         """The same for the very next step: no larger than what was measured tells of. So a guess about steps
         of unknown size cannot hold up answers; the sizes become known step by step."""
         if self._bounds(answers) and costs.known:
-            most = min(most, max(LEAST_CHUNK, costs.reach(tokens) - tokens))
-        return self.chunk(costs, answers, crowd, tokens, work, context, most)
+            most = min(most, max(LEAST_CHUNK, costs.reach(answers.tokens) - answers.tokens))
+        return self.chunk(costs, answers, context, most)
 
     def allows(self, costs: StepCosts, tokens: int, work: float) -> bool:
         """Whether a step of answers alone, (tokens, work) of them, is within the target."""
         return self.itl_target is None or tokens <= 1 or costs.seconds(tokens, work) <= self.itl_target
 
-    def _bounds(self, answers: int) -> bool:
-        return answers > 0 and (self.itl_target is not None or self.itl_ratio > 0)
+    def _bounds(self, answers: Answers) -> bool:
+        return answers.count > 0 and (self.itl_target is not None or self.itl_ratio > 0)

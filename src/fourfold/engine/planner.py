@@ -14,7 +14,7 @@ from fourfold.engine.cache import BlockTable, PrefixCache
 from fourfold.engine.fairness import FairOrder
 from fourfold.engine.in_flight import InFlight
 from fourfold.engine.outcome import Counters
-from fourfold.engine.pacing import Pace
+from fourfold.engine.pacing import Answers, Pace
 from fourfold.engine.places import displaced_by, last
 from fourfold.engine.policy import MAX_HELD, Limits
 from fourfold.engine.sequence import Sequence, SequenceState
@@ -121,7 +121,7 @@ class Planner:
             self.fair.left(seq, self.waiting)
         seq.table, seq.state = None, SequenceState.FINISHED
 
-    def _fill(self, prefills: list[Sequence], answers: int) -> None:
+    def _fill(self, prefills: list[Sequence], count: int) -> None:
         """Spends what is left of the budget on prompts, running and waiting ones, as far as answers keep
         pace."""
         skipped: set[Sequence] = set()
@@ -129,9 +129,9 @@ class Planner:
         held = 0
         context = max((seq.computed for seq in prefills), default=0)
         whole = self._budget
-        size = self._size()
         crowd = min(self.limits.max_seqs, len(self.running) + len(self.waiting)) - 1
-        self._budget = self.pace.next_chunk(self.costs, answers, crowd, *size, context, whole)
+        answers = Answers(count, crowd, *self._size())
+        self._budget = self.pace.next_chunk(self.costs, answers, context, whole)
         while self._budget > 0:
             queue = self.waiting if not self._preempted and held <= MAX_HELD else None
             seq = self.fair.choose(prefills, queue, skipped, closed, self._need, self._budget)
@@ -139,7 +139,7 @@ class Planner:
                 return
             if not skipped and seq.known[1] > context:
                 # Its prefix is known, so what it computes reads more context than was thought.
-                self._budget = self.pace.next_chunk(self.costs, answers, crowd, *size, seq.known[1], whole)
+                self._budget = self.pace.next_chunk(self.costs, answers, seq.known[1], whole)
             skipped.add(seq)
             if seq.state == SequenceState.RUNNING:
                 self._schedule_prefill(seq)

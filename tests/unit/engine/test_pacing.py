@@ -11,7 +11,7 @@ import pytest
 
 from fourfold.bench.kv.backend import NoBackend
 from fourfold.engine.cache import RadixCache
-from fourfold.engine.pacing import LEAST_CHUNK, Pace
+from fourfold.engine.pacing import LEAST_CHUNK, Answers, Pace
 from fourfold.engine.policy import Limits
 from fourfold.engine.scheduler import Scheduler
 from fourfold.engine.step_cost import StepCosts, span_work
@@ -130,40 +130,40 @@ def test_a_target_in_seconds_is_kept(name: str) -> None:
 
 def test_chunks_keep_the_pace_of_answers_and_grow_when_there_are_none() -> None:
     costs, pace = learned(), Pace(2.0)
-    chunk = pace.chunk(costs, 4, 4, 4, 400, 0, 508)
+    chunk = pace.chunk(costs, Answers(4, 4, 4, 400), 0, 508)
     quiet = machine(4, 400)
     assert machine(4 + chunk, 400 + span_work(0, chunk)) == pytest.approx(2 * quiet, rel=0.25)
-    assert pace.chunk(costs, 0, 0, 0, 0, 0, 512) == 512
-    assert Pace(0).chunk(costs, 4, 4, 4, 400, 0, 508) == 508
+    assert pace.chunk(costs, Answers(0, 0, 0, 0), 0, 512) == 512
+    assert Pace(0).chunk(costs, Answers(4, 4, 4, 400), 0, 508) == 508
     # Far in a long prompt every token costs more, so there are fewer of them.
-    assert pace.chunk(costs, 4, 4, 4, 400, 4000, 508) < chunk
+    assert pace.chunk(costs, Answers(4, 4, 4, 400), 4000, 508) < chunk
     # Many answers take longer, so there is more room beside them.
-    assert pace.chunk(costs, 64, 64, 64, 64_000, 0, 448) > chunk
+    assert pace.chunk(costs, Answers(64, 64, 64, 64_000), 0, 448) > chunk
 
 
 def test_chunks_at_the_limits() -> None:
     costs = learned()
-    assert Pace(1.0).chunk(costs, 4, 4, 4, 400, 0, 508) >= LEAST_CHUNK
-    assert Pace(1.5).chunk(costs, 4, 4, 4, 400, 0, 2) == 2
-    assert Pace(2.0).chunk(costs, 4, 4, 4, 400, 0, 0) == 0
-    assert Pace(2.0).next_chunk(StepCosts(), 0, 0, 0, 0, 0, 508) == 508
+    assert Pace(1.0).chunk(costs, Answers(4, 4, 4, 400), 0, 508) >= LEAST_CHUNK
+    assert Pace(1.5).chunk(costs, Answers(4, 4, 4, 400), 0, 2) == 2
+    assert Pace(2.0).chunk(costs, Answers(4, 4, 4, 400), 0, 0) == 0
+    assert Pace(2.0).next_chunk(StepCosts(), Answers(0, 0, 0, 0), 0, 508) == 508
 
 
 def test_the_next_step_is_no_larger_than_what_is_known() -> None:
     costs = StepCosts()
-    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 508
+    assert Pace(9).next_chunk(costs, Answers(4, 4, 4, 400), 0, 508) == 508
     costs.observe(4, 400, 0.003)
     costs.observe(512, span_work(0, 512), 0.2)
-    assert Pace(9).chunk(costs, 4, 4, 4, 400, 0, 508) > 50
-    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 4
+    assert Pace(9).chunk(costs, Answers(4, 4, 4, 400), 0, 508) > 50
+    assert Pace(9).next_chunk(costs, Answers(4, 4, 4, 400), 0, 508) == 4
     costs.observe(8, 800, 0.003)
-    assert Pace(9).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 12
-    assert Pace(0).next_chunk(costs, 4, 4, 4, 400, 0, 508) == 508
+    assert Pace(9).next_chunk(costs, Answers(4, 4, 4, 400), 0, 508) == 12
+    assert Pace(0).next_chunk(costs, Answers(4, 4, 4, 400), 0, 508) == 508
 
 
 def test_a_target_bounds_chunks_and_answers() -> None:
     costs, pace = learned(), Pace(itl_target=0.02)
-    chunk = pace.chunk(costs, 4, 4, 4, 400, 0, 508)
+    chunk = pace.chunk(costs, Answers(4, 4, 4, 400), 0, 508)
     assert machine(4 + chunk, span_work(0, chunk)) == pytest.approx(0.02, rel=0.25)
     assert pace.allows(costs, 8, 8 * 100)
     assert not pace.allows(costs, 300, 300 * 100)
