@@ -134,7 +134,7 @@ class NativeBackend:
     def run(self, batch: Batch) -> StepResult:
         """Raises ValueError if the batch breaks its contract; then nothing was computed."""
         rows = len(batch.samples)
-        width = max(int(batch.samples["logprobs"].max()), 0) if rows else 0
+        width = max(0, *batch.samples["logprobs"].tolist()) if rows else 0
         result = StepResult(
             token=np.empty(rows, np.int32),
             logprob=np.empty(rows, np.float32),
