@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -38,7 +39,7 @@ from fourfold.types import (
 )
 from fourfold.weights.open import open_checkpoint
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 DEFAULT_MODEL = EngineConfig().model
 
@@ -109,16 +110,17 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues each prompt; the outputs are in the order of the prompts.
 
-        prompts: one text, one list of token ids, or a list of either.
+        prompts: one text, one list of token ids, vLLM's {"prompt": text} or {"prompt_token_ids": ids}, or a
+            list of any of them.
         sampling_params: one for all, or one each; their structured_outputs say what the answer must be.
         use_tqdm: show progress if standard error is a terminal.
         Raises InvalidRequestError before anything runs if any of them cannot be served, and FourfoldError if
             no answer was found that the constraint allows.
         """
-        batch = _as_batch(prompts)
+        batch = [_plain(prompt) for prompt in _as_batch(prompts)]
         sampling = _per_prompt(sampling_params, len(batch))
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in batch]
         return self._run(texts, ids, sampling, use_tqdm, continues_text=True)
 
     def chat(
@@ -321,10 +323,31 @@ def _engine_config(model: str, config: Mapping[str, Any]) -> EngineConfig:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     batch: list[Any] = list(prompts)
     return [batch] if batch and isinstance(batch[0], int) else batch
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    """Raises InvalidRequestError if it is none of the forms that `generate` takes."""
+    form: Any = prompt
+    if isinstance(prompt, Mapping):
+        known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+        if len(prompt) != 1 or len(known) != 1:
+            raise InvalidRequestError(
+                f"a prompt has the fields {sorted(map(str, prompt))}; give either prompt or prompt_token_ids",
+                "prompt",
+            )
+        form = prompt[known[0]]
+    if isinstance(form, str):
+        return form
+    try:
+        return [operator.index(id) for id in form]
+    except TypeError:
+        raise InvalidRequestError(
+            f"a prompt is a text or a list of token ids, got {str(form)[:40]!r}", "prompt"
+        ) from None
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fourfold import LLM, SamplingParams, StructuredOutputsParams
@@ -38,6 +39,27 @@ def test_one_prompt_of_either_kind(tiny: Path, say: Say) -> None:
         assert llm.generate("one", use_tqdm=False)[0].prompt == "one"
         assert llm.generate(ids("one"), use_tqdm=False)[0].prompt_token_ids == ids("one")
         assert llm.generate([], use_tqdm=False) == []
+
+
+def test_prompts_as_vllm_spells_them(tiny: Path, say: Say) -> None:
+    say("x")
+    with LLM(str(tiny)) as llm:
+        first, second = llm.generate([{"prompt": "one"}, {"prompt_token_ids": ids("two")}], use_tqdm=False)
+        assert (first.prompt, first.prompt_token_ids) == ("one", ids("one"))
+        assert (second.prompt, second.prompt_token_ids) == (None, ids("two"))
+        assert llm.generate({"prompt": "one"}, use_tqdm=False)[0].prompt == "one"
+        array = np.frombuffer(b"two", np.uint8)
+        assert llm.generate([array], use_tqdm=False)[0].prompt_token_ids == ids("two")  # type: ignore[list-item]
+        for wrong, complaint in (
+            ({"prompt": "a", "prompt_token_ids": [1]}, "either prompt or prompt_token_ids"),
+            ({"promt": "a"}, r"fields \['promt'\]"),
+            ({}, "either"),
+            ([["a", 1]], "a text or a list of token ids"),
+            ([None], "a text or a list of token ids, got 'None'"),
+            ([[1.5]], "a text or a list"),
+        ):
+            with pytest.raises(InvalidRequestError, match=complaint):
+                llm.generate(wrong, use_tqdm=False)  # type: ignore[arg-type]
 
 
 def test_params_per_prompt_n_and_limits(tiny: Path, say: Say) -> None:
