@@ -85,25 +85,30 @@ AttentionPlanBounds attention_plan_bounds(const AttentionShape& shape, int max_r
 
 int plan_attention(const Sequences& seqs, const AttentionShape& shape, AttentionItem* items,
                    const AttentionPlanBounds& bounds) {
-  const int rows = item_rows(seqs, shape), target = shape.threads * kItemsPerThread;
-  int whole = 0;
-  for (int s = 0; s < seqs.count; s++) whole += (seqs.row_start[s + 1] - seqs.row_start[s] + rows - 1) / rows;
-  whole *= shape.kv_heads;
-  const int parts = shape.threads > 1 && whole > 0 && whole < target ? (target + whole - 1) / whole : 1;
-
-  Cursor c{items, bounds};
-  for (int s = 0; s < seqs.count; s++)
-    for (int row = seqs.row_start[s]; row < seqs.row_start[s + 1]; row += rows)
-      for (int head = 0; head < shape.kv_heads; head++) {
-        AttentionItem item{s, row, std::min(rows, seqs.row_start[s + 1] - row), head};
-        add_item(c, seqs, shape, item, parts);
-      }
-
-  const int group = group_of(shape);
-  const auto work = [&](const AttentionItem& i) {
+  const int rows = item_rows(seqs, shape), target = shape.threads * kItemsPerThread, group = group_of(shape);
+  const auto each = [&](auto&& body) {
+    for (int s = 0; s < seqs.count; s++)
+      for (int row = seqs.row_start[s]; row < seqs.row_start[s + 1]; row += rows)
+        for (int head = 0; head < shape.kv_heads; head++)
+          body(AttentionItem{s, row, std::min(rows, seqs.row_start[s + 1] - row), head});
+  };
+  const auto whole_work = [&](const AttentionItem& i) {
     const int first = seqs.context[i.seq] + i.row - seqs.row_start[i.seq];
-    const int64_t all = cost(i.rows, group, first, shape.window);
-    return i.parts > 1 ? all * (i.split_end - i.split_begin) / (i.all_end - i.all_begin) : all;
+    return cost(i.rows, group, first, shape.window);
+  };
+  // No item should be more than its share of all: one long sequence among many short ones is divided, too.
+  int64_t all = 0;
+  each([&](const AttentionItem& i) { all += whole_work(i); });
+  const int64_t share = std::max<int64_t>(1, all / target);
+  Cursor c{items, bounds};
+  each([&](const AttentionItem& i) {
+    const int64_t parts = shape.threads > 1 ? (whole_work(i) + share - 1) / share : 1;
+    add_item(c, seqs, shape, i, int(std::min<int64_t>(parts, target)));
+  });
+
+  const auto work = [&](const AttentionItem& i) {
+    const int64_t undivided = whole_work(i);
+    return i.parts > 1 ? undivided * (i.split_end - i.split_begin) / (i.all_end - i.all_begin) : undivided;
   };
   std::sort(items, items + c.count, [&](const AttentionItem& a, const AttentionItem& b) {
     const int64_t wa = work(a), wb = work(b);

@@ -127,6 +127,8 @@ class Pool:
     free: list[int] = field(init=False)
     tables: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    items: int = 0
+    """Work items of the last run."""
 
     def __post_init__(self) -> None:
         # All ones is NaN in every type but int8, whose scales are then NaN.
@@ -155,7 +157,7 @@ class Pool:
         cos = sin = None
         if layer.rope_dim:
             cos, sin = rope_tables(np.concatenate(positions), layer.rope_dim)
-        _native.test_attention(
+        self.items = _native.test_attention(
             self.isa, q, k, v, out, layer.heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window,
             layer.softcap, layer.sinks, layer.q_norm, layer.k_norm, layer.eps, layer.norm_offset, cos, sin,
             layer.exact, KV_TYPES.index(layer.kv), self.data, np.array(row_start, np.int32),

@@ -265,6 +265,25 @@ def test_dividing_the_kv_over_threads_changes_no_bit(mode: str, isa: int) -> Non
     np.testing.assert_allclose(outputs[0], want, atol=TOLERANCE[mode], rtol=0)
 
 
+@every_mode
+def test_one_long_sequence_among_many_short_ones_is_divided(mode: str, isa: int) -> None:
+    layer = replace(Layer(heads=3, kv_heads=1, head_dim=16), **MODES[mode])
+    tokens = random_tokens(layer, 1600, seed=2)
+    short = {str(i): random_tokens(layer, 10, seed=i) for i in range(40)}
+    pool = Pool(layer, 50 + 40, isa)
+    pool.run({"long": tokens[:1599], **{name: each[:9] for name, each in short.items()}})
+    state, lengths = pool.data.copy(), dict(pool.lengths)
+    last = {"long": tokens[1599:], **{name: each[9:] for name, each in short.items()}}
+    outputs, items = [], []
+    for threads, planned in ((1, 1), (2, 8)):
+        pool.data[:], pool.lengths = state, dict(lengths)
+        outputs.append(pool.run(last, threads, planned))
+        items.append(pool.items)
+    assert items == [41, 44], "1,600 tokens are four splits"
+    for name, output in outputs[0].items():
+        np.testing.assert_array_equal(outputs[1][name], output)
+
+
 @and_emulated
 @pytest.mark.parametrize("kv", KV_TYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

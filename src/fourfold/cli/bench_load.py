@@ -172,12 +172,12 @@ def _print_loads(model: str, full: LoadReport, reports: list[ShareReport]) -> No
     help="Tokens per answer; it is left when the prompt is answered.",
 )
 @click.option("--quiet-seconds", type=click.FloatRange(0.1), default=2.0, show_default=True,
-              help="Measured before the prompt comes.")  # fmt: skip
+              help="Measured before the prompt comes, and after it is answered.")  # fmt: skip
 @click.option("--repeats", "-r", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs.")
 @json_option
 def itl(base_url: str, api_key: str | None, allow_remote: bool, json_to: str | None, **flags: Any) -> int:
-    """Measure what a long prompt does to the answers that run: the time between their tokens before, and
-    while it is computed."""
+    """Measure what a long prompt does to the answers that run: the time between their tokens while it is
+    computed, and the mean of before and after."""
     server, model = find_server(base_url, api_key, allow_remote, flags["model"])
     found = asyncio.run(_interferences(server, model, flags))
     names = ("streams", "prompt_len", "output_len", "quiet_seconds", "seed")
@@ -218,11 +218,16 @@ async def _interferences(server: Server, model: str, flags: dict[str, Any]) -> l
 def _print_interferences(model: str, flags: dict[str, Any], found: list[Interference]) -> None:
     rows = []
     for each in found:
-        for name, side in (("quiet", each.quiet), ("beside the prompt", each.beside)):
+        sides = (
+            ("quiet, before", each.before),
+            ("beside the prompt", each.beside),
+            ("quiet, after", each.after),
+        )
+        for name, side in sides:
             rows.append(
                 (name, *(f"{side.percentiles[p] * 1e3:.2f}" for p in (50, 90, 99)), f"{side.max * 1e3:.2f}")
             )
-        ratios = (*(f"{each.ratio(p):.2f}" for p in (50, 90, 99)), f"{each.beside.max / each.quiet.max:.2f}")
+        ratios = (*(f"{each.ratio(p):.2f}" for p in (50, 90, 99)), f"{each.max_ratio:.2f}")
         rows.append((f"ratio (its first token after {each.prompt_seconds:.2f} s)", *ratios))
     print_table(
         f"{model}: time between tokens of {flags['streams']} answers, milliseconds, and a prompt of "

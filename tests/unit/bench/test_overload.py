@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fourfold.bench.load.interference import interference
+from fourfold.bench.load.interference import Interference, interference
 from fourfold.bench.load.measure import Answer, Prepared
 from fourfold.bench.load.overload import share_report
 from fourfold.bench.load.report import Objective
 from fourfold.bench.load.run import Arrivals, LoadRun
+from fourfold.bench.stats import Distribution
 from fourfold.cli.bench_load import load
 from fourfold.errors import FourfoldError
 
@@ -59,13 +60,30 @@ def _run(tokens: int) -> Any:
     return asyncio.run(main())
 
 
-def test_spans_before_and_beside_a_long_prompt() -> None:
-    found = _run(80)
+def test_spans_before_beside_and_after_a_long_prompt() -> None:
+    found = _run(200)
     assert found.prompt_seconds >= 0.1
-    assert found.quiet.percentiles[50] >= 0.009
+    for quiet in (found.before, found.after):
+        assert quiet.percentiles[50] >= 0.009
+        assert quiet.count > found.beside.count
     assert found.beside.count >= 4
-    assert found.quiet.count > found.beside.count
     assert set(found.record()["ratios"]) == {"p50", "p90", "p99"}
+
+
+def test_the_ratio_is_to_the_mean_of_before_and_after() -> None:
+    """Answers that grow are slower after the prompt than before."""
+    before, beside, after = (Distribution.of([seconds] * 3, (50, 90, 99)) for seconds in (0.01, 0.03, 0.02))
+    assert before is not None
+    assert beside is not None
+    assert after is not None
+    found = Interference(before, beside, after, 1.0)
+    assert found.ratio(50) == pytest.approx(2.0)
+    assert found.max_ratio == pytest.approx(2.0)
+
+
+def test_answers_that_end_too_soon_are_an_error() -> None:
+    with pytest.raises(FourfoldError, match="let answers be longer"):
+        _run(30)
 
 
 def test_the_streams_are_left_when_the_prompt_is_answered() -> None:

@@ -1,4 +1,7 @@
-"""What a long prompt does to answers that are running: their time between tokens before and meanwhile."""
+"""What a long prompt does to answers that are running: their time between tokens before, meanwhile and after.
+
+Answers become longer while the prompt is computed, and slower by that alone: hence the look at both ends.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,31 @@ from fourfold.errors import FourfoldError
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """quiet: seconds between two tokens while nothing else ran.  beside: while the long prompt was computed.
-    prompt_seconds: until the long prompt's first token."""
+    """Seconds between two tokens. before, after: while nothing else ran.  beside: while the long prompt was
+    computed.  prompt_seconds: until the long prompt's first token."""
 
-    quiet: Distribution
+    before: Distribution
     beside: Distribution
+    after: Distribution
     prompt_seconds: float
 
     def ratio(self, percent: float) -> float:
-        return self.beside.percentiles[percent] / self.quiet.percentiles[percent]
+        """Beside the prompt, to the mean of before and after."""
+        quiet = (self.before.percentiles[percent] + self.after.percentiles[percent]) / 2
+        return self.beside.percentiles[percent] / quiet
+
+    @property
+    def max_ratio(self) -> float:
+        return self.beside.max / ((self.before.max + self.after.max) / 2)
 
     def record(self) -> dict[str, object]:
         """For JSON."""
         return {
-            "quiet_itl_seconds": self.quiet.record(),
+            "itl_seconds_before": self.before.record(),
             "itl_seconds_beside_prompt": self.beside.record(),
+            "itl_seconds_after": self.after.record(),
             "prompt_ttft_seconds": self.prompt_seconds,
-            "ratios": {f"p{percent:g}": self.ratio(percent) for percent in self.quiet.percentiles},
+            "ratios": {f"p{percent:g}": self.ratio(percent) for percent in self.before.percentiles},
         }
 
 
@@ -44,10 +55,10 @@ async def interference(
     timeout: float = 600.0,
     percents: Sequence[float] = (50, 90, 99),
 ) -> Interference:
-    """Starts all streams, waits until they have run for `quiet_seconds`, then sends the prompt; when that is
-    answered, the streams are left.
+    """Starts all streams, waits until they have run for `quiet_seconds`, then sends the prompt; as long after
+    that is answered, the streams are left.
 
-    Raises FourfoldError if an answer failed, or ended before the prompt had its first token.
+    Raises FourfoldError if an answer failed or ended before that.
     """
     answered = asyncio.Event()
     running = [asyncio.create_task(send(server, each, timeout, enough=answered)) for each in streams]
@@ -56,6 +67,8 @@ async def interference(
         await asyncio.sleep(2 * quiet_seconds)
         sent = time.perf_counter()
         long = await send(server, prompt, timeout)
+        await asyncio.sleep(quiet_seconds)
+        left = time.perf_counter()
         answered.set()
         answers = [await each for each in running]
     finally:
@@ -65,14 +78,13 @@ async def interference(
         if answer.error is not None:
             raise FourfoldError(f"an answer failed: {answer.error}")
     first = long.arrivals[0]
-    if any(answer.finish_reason is not None and answer.arrivals[-1] < first for answer in answers):
-        raise FourfoldError("an answer ended before the long prompt was computed; let answers be longer")
-    quiet = _gaps(answers, sent - quiet_seconds, sent)
-    beside = _gaps(answers, sent, first)
-    before, meanwhile = Distribution.of(quiet, percents), Distribution.of(beside, percents)
-    if before is None or meanwhile is None:
-        raise FourfoldError("no tokens came in one of the two spans; let answers be longer")
-    return Interference(before, meanwhile, long.ttft)
+    if any(answer.finish_reason is not None and answer.arrivals[-1] < left for answer in answers):
+        raise FourfoldError("an answer ended before the look at it did; let answers be longer")
+    spans = ((sent - quiet_seconds, sent), (sent, first), (long.arrivals[-1], left))
+    before, beside, after = (Distribution.of(_gaps(answers, *span), percents) for span in spans)
+    if before is None or beside is None or after is None:
+        raise FourfoldError("no tokens came in one of the three spans; let answers be longer")
+    return Interference(before, beside, after, long.ttft)
 
 
 def _gaps(answers: Sequence[Answer], start: float, end: float) -> list[float]:
