@@ -86,8 +86,12 @@ class EngineProcess:
 
         def read() -> None:
             # ZeroMQ's descriptor says "something changed", not "readable": read until nothing is left.
-            while self._loop is not None and self._reports.poll(0):
-                on_report(self._decoder.decode(self._reports.recv()))
+            while self._loop is not None:
+                try:
+                    message = self._reports.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                on_report(self._decoder.decode(message))
 
         def ended(code: int) -> None:
             if self._loop is not None:

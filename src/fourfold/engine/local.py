@@ -98,7 +98,10 @@ class ThreadedEngine:
             # Asked after the stream is open: either the dying thread finds the stream, or this finds it dead.
             if self._closing or self._crash is not None:
                 raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
-            async for event in stream.events():
+            ended = False
+            while not ended:
+                event = await stream.next()
+                ended = event.finish_reason is not None
                 yield event
         finally:
             if self._streams.discard(stream):

@@ -170,7 +170,10 @@ class RemoteEngine:
             self._send(stream)
         timer = self._give_up_late(stream)
         try:
-            async for event in stream.events():
+            ended = False
+            while not ended:
+                event = await stream.next()
+                ended = event.finish_reason is not None
                 yield event
         finally:
             if timer is not None:

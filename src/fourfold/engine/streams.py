@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -16,7 +16,7 @@ from fourfold.types import EngineEvent, EngineRequest
 class Stream:
     """One request's events; at most one per token, so the queue is bounded by the request's length."""
 
-    __slots__ = ("_queue", "delivered", "key", "loop", "request", "retried", "sent")
+    __slots__ = ("_items", "_waiting", "delivered", "key", "loop", "request", "retried", "sent")
 
     def __init__(self, request: EngineRequest, key: str) -> None:
         self.request = request
@@ -29,27 +29,31 @@ class Stream:
         self.sent = False
         """True while an engine process has the request."""
         self.retried = False
-        self._queue: asyncio.Queue[EngineEvent | Exception] = asyncio.Queue()
+        self._items: deque[EngineEvent | Exception] = deque()
+        self._waiting: asyncio.Future[None] | None = None
 
     def put(self, item: EngineEvent | Exception) -> None:
         """Only in the stream's own loop."""
         self.delivered = True
-        self._queue.put_nowait(item)
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     @property
     def engine_request(self) -> EngineRequest:
         """The request under its key."""
         return msgspec.structs.replace(self.request, request_id=self.key)
 
-    async def events(self) -> AsyncIterator[EngineEvent]:
-        """Until the event with a finish_reason, or the exception that ended it."""
-        while True:
-            item = await self._queue.get()
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            if item.finish_reason is not None:
-                return
+    async def next(self) -> EngineEvent:
+        """The next event; none follows one with a finish_reason. Raises the exception that ended it. Only one
+        task may wait."""
+        if not self._items:
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        item = self._items.popleft()
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 REMEMBERED_KEYS = 4096

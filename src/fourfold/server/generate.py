@@ -136,25 +136,18 @@ class Generation:
             return {"trace": {"error": why}}
         return {"trace": trace_object(self._record, timelines)}
 
-    async def increments(self) -> AsyncGenerator[list[Increment]]:
-        if len(self._jobs) == 1:
-            async with aclosing(self._run(self._jobs[0])) as increments:
-                async for increment in increments:
-                    yield [increment]
-            return
-        async with aclosing(self._merged()) as batches:
-            async for batch in batches:
-                yield batch
+    def increments(self) -> AsyncGenerator[list[Increment]]:
+        return self._run(self._jobs[0]) if len(self._jobs) == 1 else self._merged()
 
     async def _merged(self) -> AsyncGenerator[list[Increment]]:
-        queue: asyncio.Queue[Increment | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[list[Increment] | Exception | None] = asyncio.Queue()
         window = asyncio.Semaphore(self._window)
 
         async def pump(job: Job) -> None:
             try:
-                async with window, aclosing(self._run(job)) as increments:
-                    async for increment in increments:
-                        queue.put_nowait(increment)
+                async with window, aclosing(self._run(job)) as batches:
+                    async for batch in batches:
+                        queue.put_nowait(batch)
             except Exception as error:
                 queue.put_nowait(error)
             queue.put_nowait(None)
@@ -174,7 +167,7 @@ class Generation:
                     elif isinstance(item, Exception):
                         failure = failure or item
                     else:
-                        batch.append(item)
+                        batch += item
                 if batch:
                     yield batch
                 if failure is not None:
@@ -184,13 +177,14 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, job: Job) -> AsyncGenerator[Increment]:
+    async def _run(self, job: Job) -> AsyncGenerator[list[Increment]]:
         timer = SequenceTimer(self._metrics, job.request.arrival, len(job.request.prompt_ids))
         reason: FinishReason = "abort"
         try:
             async with aclosing(_closable(self._client.submit(job.request))) as events:
                 async for event in events:
-                    _raise_failure(event)
+                    if event.finish_reason is not None:
+                        _raise_failure(event)
                     if event.token_ids:
                         timer.queued(event.queue_seconds)
                         timer.tokens(len(event.token_ids))
@@ -212,7 +206,7 @@ class Generation:
                     if delta.done:
                         reason = delta.finish_reason or "stop"
                     called = job.parts is not None and job.parts.called
-                    yield Increment(job.index, delta, event.prompt_logprobs, parts, called)
+                    yield [Increment(job.index, delta, event.prompt_logprobs, parts, called)]
                     if delta.done:
                         return
             raise EngineFaultError("the engine ended an answer without saying why; send the request again")

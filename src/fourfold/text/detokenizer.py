@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fourfold.text.tokenizer import Tokenizer
 
-_new_decoder = codecs.getincrementaldecoder("utf-8")
-
 
 class Detokenizer:
     """Turns a stream of token ids into text that never ends in half a character.
 
     The pieces joined are the decoding of all ids at once, however the ids were cut (design rule 6): tokens
-    stand for bytes, and an incremental UTF-8 decoder keeps back the beginning of an unfinished character.
+    stand for bytes, and the beginning of an unfinished character is kept back.
     Bytes that can never become a character are shown as U+FFFD as soon as that is certain.
 
     keep_leading_space: the text continues another one, so that a first space belongs to it.
     shown: special tokens that are not skipped.
     """
 
-    __slots__ = ("_decoder", "_skip", "_strip", "_token_bytes")
+    __slots__ = ("_begun", "_skip", "_strip", "_token_bytes")
 
     def __init__(
         self,
@@ -35,7 +33,7 @@ class Detokenizer:
         self._token_bytes = tokenizer.token_bytes
         self._skip: frozenset[int] = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._strip = tokenizer.spec.strip_leading_space and not keep_leading_space
-        self._decoder = _new_decoder("replace")
+        self._begun = b""  # of a character
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete, maybe none. Raises InvalidRequestError for an id without a token."""
@@ -47,8 +45,13 @@ class Detokenizer:
         if self._strip:
             self._strip = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        data = self._begun + data
+        # What codecs' incremental decoder does, which is Python code around this.
+        text, taken = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[taken:]
+        return text
 
     def finish(self) -> str:
         """What an unfinished character at the very end is shown as: one U+FFFD, or nothing."""
-        return self._decoder.decode(b"", True)
+        begun, self._begun = self._begun, b""
+        return begun.decode("utf-8", "replace")
