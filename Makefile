@@ -76,7 +76,9 @@ bench: .venv/stamp-run
 soak: .venv/stamp-test
 	$(BIN)/fourfold pull $(MODEL)
 	$(BIN)/python -m tests.e2e.soak --model $(MODEL) $(ARGS)
-	$(BIN)/python -m tests.e2e.soak --model $(MODEL) --requests 10000 --kill --kills 20 $(ARGS)
+	@rm -rf build/soak
+	$(BIN)/python -m tests.e2e.soak --model $(MODEL) --requests 10000 --kill --kills 20 $(ARGS) -- \
+		--kv-host-cache-gib 0.0625 --kv-disk-cache-gib 0.25 --kv-disk-cache-dir $(CURDIR)/build/soak
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """Thousands of requests, many of which are left by their clients: nothing may stay behind.
 
     python -m tests.e2e.soak [--requests 1000] [--model MODEL] [--words N] [--tokens N] [--pool SIZE]
-                              [--kill [--kills N]]
+                              [--kill [--kills N]] [-- FLAGS OF fourfold serve]
 
 Afterwards no KV block is live, the memory of both processes is what it was after the first fifth, and the
 front has answered all the time. Some allow little time. --kill: the engine's process is
@@ -223,10 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", default=POOL, help="size of the KV pool")
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("flags", nargs="*", help="more flags of `fourfold serve`, after --")
     given = parser.parse_args(arguments)
     path = Path(given.model)
     model: Path | str = path.resolve() if path.exists() else given.model
-    with running(model, "--kv-cache-memory", given.pool, "--max-model-len", "512") as server:
+    sized = ("--kv-cache-memory", given.pool, "--max-model-len", "512")
+    with running(model, *sized, *given.flags) as server:
         kills = given.kills if given.kill else 0
         sizes = Sizes(given.words, given.tokens)
         report = asyncio.run(soak(server, given.requests, kills, sizes=sizes))
