@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models.tiny_models import CASES, make_model
 
 from fourfold.backends import autotune
 from fourfold.backends.autotune import clearly_fastest
@@ -65,13 +64,6 @@ def test_only_what_is_clearly_faster_is_taken() -> None:
     assert clearly_fastest([[1.0, 0.5, 0.9], [1.1, 3.0, 0.9]]) == 1
     assert clearly_fastest([[1.0, 0.98, 0.99], [1.2, 0.98, 0.99]]) == 0
     assert clearly_fastest([[1.0]]) == 0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    make_model(CASES["llama-tied"]).save_pretrained(folder)
-    return folder
 
 
 def test_a_start_with_autotune_measures_and_the_next_one_finds_it(

@@ -80,13 +80,6 @@ def test_a_pool_of_no_block_is_refused(memory: pytest.MonkeyPatch, fields: dict[
         sizes(**fields)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    make_model(CASES["llama-tied"]).save_pretrained(folder)
-    return folder
-
-
 def test_loading_builds_the_artefact_once_per_precision(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

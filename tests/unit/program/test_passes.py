@@ -21,6 +21,7 @@ from fourfold.program.ops import (
     Scale,
 )
 from fourfold.program.passes import (
+    PASSES,
     drop_identities,
     fuse_attention_prologue,
     fuse_gate_up,
@@ -36,19 +37,7 @@ from program.programs import ROPE, decoder, programs, random_weights
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
 
-@pytest.mark.parametrize(
-    "rewrite",
-    [
-        drop_identities,
-        fuse_attention_prologue,
-        fuse_qkv,
-        fuse_gate_up,
-        fuse_norm,
-        fuse_residual,
-        gather_early,
-        optimize,
-    ],
-)
+@pytest.mark.parametrize("rewrite", [*PASSES, optimize])
 @pytest.mark.parametrize("qk_norm, post_norm, unit_scale", list(product([False, True], repeat=3)))
 def test_meaning_is_kept(rewrite, qk_norm: bool, post_norm: bool, unit_scale: bool) -> None:  # type: ignore[no-untyped-def]
     program = decoder(qk_norm=qk_norm, post_norm=post_norm, unit_scale=unit_scale)
