@@ -98,11 +98,8 @@ class ThreadedEngine:
             # Asked after the stream is open: either the dying thread finds the stream, or this finds it dead.
             if self._closing or self._crash is not None:
                 raise EngineDeadError(f"the engine is not running: {self._crash or 'it was closed'}")
-            ended = False
-            while not ended:
-                event = await stream.next()
-                ended = event.finish_reason is not None
-                yield event
+            while not stream.ended:
+                yield await stream.next()
         finally:
             if self._streams.discard(stream):
                 self._post(lambda: self._engine.abort(stream.key))

@@ -170,11 +170,8 @@ class RemoteEngine:
             self._send(stream)
         timer = self._give_up_late(stream)
         try:
-            ended = False
-            while not ended:
-                event = await stream.next()
-                ended = event.finish_reason is not None
-                yield event
+            while not stream.ended:
+                yield await stream.next()
         finally:
             if timer is not None:
                 timer.cancel()

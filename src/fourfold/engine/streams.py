@@ -16,7 +16,7 @@ from fourfold.types import EngineEvent, EngineRequest
 class Stream:
     """One request's events; at most one per token, so the queue is bounded by the request's length."""
 
-    __slots__ = ("_items", "_waiting", "delivered", "key", "loop", "request", "retried", "sent")
+    __slots__ = ("_items", "_waiting", "delivered", "ended", "key", "loop", "request", "retried", "sent")
 
     def __init__(self, request: EngineRequest, key: str) -> None:
         self.request = request
@@ -31,6 +31,8 @@ class Stream:
         self.retried = False
         self._items: deque[EngineEvent | Exception] = deque()
         self._waiting: asyncio.Future[None] | None = None
+        self.ended = False
+        """Whether the last event was taken."""
 
     def put(self, item: EngineEvent | Exception) -> None:
         """Only in the stream's own loop."""
@@ -45,14 +47,14 @@ class Stream:
         return msgspec.structs.replace(self.request, request_id=self.key)
 
     async def next(self) -> EngineEvent:
-        """The next event; none follows one with a finish_reason. Raises the exception that ended it. Only one
-        task may wait."""
+        """The next event, unless it ended. Raises the exception that ended it. Only one task may wait."""
         if not self._items:
             self._waiting = self.loop.create_future()
             await self._waiting
         item = self._items.popleft()
         if isinstance(item, Exception):
             raise item
+        self.ended = item.finish_reason is not None
         return item
 
 
