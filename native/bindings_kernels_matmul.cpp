@@ -29,12 +29,12 @@ void require(bool ok, const char* what) {
 
 // out = act(gate) * (norm(x) w^T + bias) + residual, computed as blocks of `tiles` tiles and `rows` rows.
 // outliers: columns of x kept out of the int8 groups; outlier_columns: those of the matrix, as
-// extract_columns gives. stream_rows: -1 for that of the instruction set.
+// extract_columns gives.
 void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int group, int zero,
             bool has_offset, bool wide, int compute, std::optional<Floats1> norm_weight, float eps,
             std::optional<Floats1> bias, std::optional<Floats2> residual, std::optional<Floats2> gate,
             int act, std::optional<Ints1> outliers, std::optional<Halves1> outlier_columns, int tiles,
-            int rows, Out2 out, int stream_rows) {
+            int rows, Out2 out) {
   require(isa >= 0 && isa < kIsaCount && isa_available(Isa(isa)),
           "this CPU or build does not have that instruction set");
   const KernelTable& table = kernels(Isa(isa));
@@ -90,7 +90,7 @@ void matmul(int isa, Floats2 x, Bytes1 packed, int n, int elem, int bits, int gr
 
   MatmulArgs a{};
   a.w = &w, a.compute = Compute(compute), a.act = p.to;
-  a.stream_rows = stream_rows < 0 ? table.stream_rows : stream_rows;
+  a.stream_rows = table.stream_rows;
   a.outlier_columns = outlier_columns ? outlier_columns->data() : nullptr, a.outlier_count = outlier_count;
   a.out.out = out.data(), a.out.stride = size_t(n);
   if (bias) a.out.bias = bias->data();
@@ -140,7 +140,7 @@ void bind_matmul_tests(nb::module_& m) {
         "group"_a, "zero"_a, "has_offset"_a, "wide"_a, "compute"_a, "norm_weight"_a.none().noconvert(),
         "eps"_a, "bias"_a.none().noconvert(), "residual"_a.none().noconvert(), "gate"_a.none().noconvert(),
         "act"_a, "outliers"_a.none().noconvert(), "outlier_columns"_a.none().noconvert(), "tiles"_a, "rows"_a,
-        "out"_a.noconvert(), "stream_rows"_a = -1);
+        "out"_a.noconvert());
   m.def("test_embed", &embed, "isa"_a, "packed"_a.noconvert(), "n"_a, "k"_a, "elem"_a, "bits"_a, "group"_a,
         "zero"_a, "has_offset"_a, "wide"_a, "ids"_a.noconvert(), "out"_a.noconvert());
 }

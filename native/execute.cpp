@@ -35,22 +35,21 @@ void Runtime::share_rows(Walk& w, int rows, int grain, Body&& body) {
   team_.barrier(w.member);
 }
 
-bool Runtime::by_tile_unit(const Op& op) const {
-  return k_.tile_unit && compute_of(spec_.matrices[size_t(op.segments[0].matrix)]) == Compute::bf16;
-}
-
-int Runtime::tiles_of(const Op& op, int segments) const {
-  int tiles = 0;
-  for (int s = 0; s < segments; s++) tiles += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
-  return tiles;
+Runtime::Grain Runtime::grain_of(const Op& op) const {
+  if (k_.tile_unit && compute_of(spec_.matrices[size_t(op.segments[0].matrix)]) == Compute::bf16)
+    return {32, 2, true};
+  return {12, 1, false};
 }
 
 // As measured for this op, or by a rule that is good everywhere. The result is the same to the bit.
 Division Runtime::divide(const Op& op, int segments, int rows) const {
   for (const Division& d : op.divisions)
     if (rows >= d.least && rows <= d.most) return d;
-  const bool unit = by_tile_unit(op);
-  const int tiles = tiles_of(op, segments), threads = team_.size(), together = unit ? 2 : 1;
+  const Grain grain = grain_of(op);
+  const bool unit = grain.tile_unit;
+  const int threads = team_.size();
+  int tiles = 0;
+  for (int s = 0; s < segments; s++) tiles += spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
   const int k = spec_.matrices[size_t(op.segments[0].matrix)].k;
   Division d;
   d.stream_rows = k_.stream_rows;
@@ -58,10 +57,11 @@ Division Runtime::divide(const Op& op, int segments, int rows) const {
   d.runs = rows <= (unit ? 32 : kStreamRows);
   // Blocks small enough that the last one does not keep the others waiting; at least one tile.
   d.block = kBlockTiles;
-  if (d.runs) d.block = std::clamp(tiles / (threads * 8) / together * together, together, kBlockTiles);
+  if (d.runs)
+    d.block = std::clamp(tiles / (threads * 8) / grain.tiles * grain.tiles, grain.tiles, kBlockTiles);
   // The rows of a chunk are read once per tile or pair of tiles: they should stay in the second-level cache.
-  const int most = unit ? std::clamp((1 << 19) / k / 32 * 32, 64, kRowChunk)
-                        : std::clamp((1 << 18) / k / 12 * 12, 96, kRowChunk / 12 * 12);
+  const int fitting = (1 << (unit ? 19 : 18)) / k / grain.rows * grain.rows;
+  const int most = std::clamp(fitting, unit ? 64 : 96, kRowChunk / grain.rows * grain.rows);
   int chunks = (rows + most - 1) / most;
   // More row chunks when there are few blocks; a chunk must be worth unpacking its panel.
   const int least = unit ? 64 : 24;
@@ -74,16 +74,16 @@ template <class Body>
 void Runtime::share_blocks(Walk& w, const Op& op, int segments, const Division& d, int rows, Body&& body) {
   const int threads = team_.size();
   // Chunks of one size, in rows that are computed together.
-  const int unit = by_tile_unit(op) ? 32 : 12, together = by_tile_unit(op) ? 2 : 1;
-  const int most = std::min(d.chunk, kRowChunk / unit * unit), least = (rows + most - 1) / most;
-  const int chunk = ((rows + least - 1) / least + unit - 1) / unit * unit;
+  const Grain grain = grain_of(op);
+  const int most = std::min(d.chunk, kRowChunk / grain.rows * grain.rows), least = (rows + most - 1) / most;
+  const int chunk = ((rows + least - 1) / least + grain.rows - 1) / grain.rows * grain.rows;
   const int chunks = (rows + chunk - 1) / chunk;
 
   int item = team_.claim(w.member), first = 0;
   for (int s = 0; s < segments; s++) {
     const int n = spec_.matrices[size_t(op.segments[size_t(s)].matrix)].tiles();
     // What a member prefetches past the end of a short run is fetched twice.
-    const int share = ((n + threads - 1) / threads + together - 1) / together * together;
+    const int share = ((n + threads - 1) / threads + grain.tiles - 1) / grain.tiles * grain.tiles;
     const int span = d.runs ? std::max(d.block, share) : d.block;
     const int spans = (n + span - 1) / span, items = spans * chunks;
     for (; item - first < items; item = team_.claim(w.member)) {

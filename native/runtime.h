@@ -103,8 +103,12 @@ class Runtime {
   MatmulArgs matmul_args(const Op&, const Segment&, const Division&, const ActRows&) const;
   void observe(const Op&, const ActRows&, int rows);
 
-  bool by_tile_unit(const Op&) const;
-  int tiles_of(const Op&, int segments) const;
+  // What a kernel computes together.
+  struct Grain {
+    int rows, tiles;
+    bool tile_unit;
+  };
+  Grain grain_of(const Op&) const;
   Division divide(const Op&, int segments, int rows) const;
   Compute compute_of(const Matrix&) const;
   NormArgs norm_args(const NormRef&) const;
