@@ -96,24 +96,23 @@ class Guide:
         """rows: [places, words], contiguous. Row i gets a set bit for each token that may come after the
         first places[i] tokens of `draft` (see `draft`); all zeros if none may, or if the constraint failed
         (see error). places ascend from 0."""
-        # A dead end is an error of the matcher's for good; one that a guess leads to must not be this one's.
-        ahead = self.validates and places[-1] > 0
-        matcher = self._matcher.deep_copy() if ahead else self._matcher
+        # In a copy: a dead end that a guess leads to is an error of the matcher's for good, and llguidance may
+        # take the last mask before a rollback for that of another text of as many lexemes after it.
+        matcher = self._matcher.deep_copy() if places[-1] > 0 else self._matcher
         at, dead = 0, self._dead
-        for row, place in zip(rows, places, strict=True):
+        address, size = rows.ctypes.data, rows.strides[0]
+        for i, place in enumerate(places):
             if self.error is None and not dead:
                 for token in draft[at:place]:
                     matcher.consume_token(token)
                 at = place
-                matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                matcher.unsafe_compute_mask_ptr(address + i * size, size)
                 if matcher.is_error():
                     dead = self._notice(matcher.get_error()[:500] or "the grammar engine gave up", place)
             if self.error is not None or dead:
-                row[:] = 0
+                rows[i] = 0
             for token in self._excluded.get(self._length + place, ()):
-                row[token >> 5] &= ~np.uint32(1 << (token & 31))
-        if not ahead:
-            self._back(at)
+                rows[i, token >> 5] &= ~np.uint32(1 << (token & 31))
 
     def _notice(self, error: str, place: int) -> bool:
         """Whether it is a dead end, out of which another choice leads; the answer as it is stands in it if

@@ -105,6 +105,23 @@ def test_guides_of_one_constraint_are_independent() -> None:
     assert SHARED.cached(constraint, "another tenant") is None
 
 
+def test_a_wrong_guess_leaves_no_mask_behind() -> None:
+    """Both branches come to a string after as many lexemes, but another text may follow it: the mask of the
+    guessed branch must not be taken for that of the drawn one."""
+    two = {"prefixItems": [{"const": "a"}, {"type": "string"}], "items": False, "minItems": 2}
+    three = {"prefixItems": [{"const": "b"}, {"type": "string"}, {}], "items": False, "minItems": 3}
+    schema = {"anyOf": [{"type": "array", **two}, {"type": "array", **three}]}
+    guessed, drawn = VOCABULARY.encode('["a", "x'), VOCABULARY.encode('["b", "x')
+    following, fresh = guide("json", schema), guide("json", schema)
+    rows = np.zeros((2, following.words), np.uint32)
+    following.fill_masks(rows, guessed, (0, len(guessed)))
+    for token in drawn:
+        following.accept(token)
+        fresh.accept(token)
+    assert (mask(following) == mask(fresh)).all()
+    assert mask(following)[VOCABULARY.encode('", "')].all()
+
+
 def test_a_refused_answer_goes_on_elsewhere() -> None:
     """The first token drawn anew lies in the refused item, and the one that was there is excluded."""
     following = guide("json", LETTERS)
