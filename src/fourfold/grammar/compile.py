@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fourfold.errors import InvalidRequestError
+from fourfold.grammar.rehearse import rehearse
 from fourfold.types import Constraint
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Compiler:
         self._loading = threading.Lock()  # held for seconds; `cached` must not wait for that
         self._tokenizer: LLTokenizer | None = None
         self._tokens: Sequence[bytes] = ()
+        self._eos: tuple[int, ...] = ()
         self._cache: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._cached_bytes = 0
 
@@ -122,7 +124,7 @@ class Compiler:
                 constraint.param,
                 "invalid_constraint",
             )
-        self._check_start(matcher, constraint)
+        rehearse(self._started(matcher, constraint), self._eos)
         self._keep((tenant, constraint.grammar), matcher)
         return self._guide(matcher, constraint)
 
@@ -130,9 +132,10 @@ class Compiler:
         """Loads the tokenizer now. Raises what `compile` would."""
         self._ready_tokenizer()
 
-    def _check_start(self, matcher: LLMatcher, constraint: Constraint) -> None:
-        """A grammar can be well-formed and have no text at all ({"$ref": "#"}), or need too much for its
-        first mask or for the text that it begins with."""
+    def _started(self, matcher: LLMatcher, constraint: Constraint) -> LLMatcher:
+        """A copy after the text that the grammar begins with. Raises InvalidRequestError: a grammar can be
+        well-formed and have no text at all ({"$ref": "#"}), or need too much for its first mask or for that
+        text."""
         first = matcher.deep_copy()
         mask = first.compute_bitmask()
         first.consume_tokens(first.compute_ff_tokens())
@@ -143,6 +146,7 @@ class Compiler:
                 constraint.param,
                 "invalid_constraint",
             )
+        return first
 
     def _guide(self, matcher: LLMatcher, constraint: Constraint) -> Guide:
         # Imported with the first constraint: an engine's start need not wait for it.
@@ -178,5 +182,5 @@ class Compiler:
                     eos_token=list(source.eos_ids),
                     slices=_SLICES,
                 )
-                self._tokens = vocabulary.tokens
+                self._tokens, self._eos = vocabulary.tokens, source.eos_ids
             return self._tokenizer

@@ -96,8 +96,8 @@ class Guide:
         """rows: [places, words], contiguous. Row i gets a set bit for each token that may come after the
         first places[i] tokens of `draft` (see `draft`); all zeros if none may, or if the constraint failed
         (see error). places ascend from 0."""
-        # In a copy: a dead end that a guess leads to is an error of the matcher's for good, and llguidance may
-        # take the last mask before a rollback for that of another text of as many lexemes after it.
+        # In a copy: a dead end that a guess leads to is an error of the matcher's for good, and llguidance
+        # 1.9.1 may take the last mask before a rollback for that of another text after it.
         matcher = self._matcher.deep_copy() if places[-1] > 0 else self._matcher
         at, dead = 0, self._dead
         address, size = rows.ctypes.data, rows.strides[0]
