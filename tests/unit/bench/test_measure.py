@@ -71,7 +71,7 @@ def test_limits(isa: str) -> None:
     measured = [(each.kind, each.threads) for each in limits.measured]
     assert sorted(measured) == sorted((kind, threads) for kind in kinds for threads in (1, 2))
     # How fast exactly, a busy machine does not tell.
-    assert all(1e6 < each.runs.median < 1e13 for each in limits.measured)
+    assert all(1e6 < each.runs.median < 1e15 for each in limits.measured)
     assert limits.median("read", 3) is None
     assert {len(each.runs.values) for each in limits.measured} == {2}
 

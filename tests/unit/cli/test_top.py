@@ -300,8 +300,10 @@ def test_live_view_waits_for_a_server_that_goes_away() -> None:
         screen = b""
 
     with serving(growing()) as url:
+        # What a shell starts in the background, these tests perhaps, ignores Ctrl-C, and so would the child.
         code = (
-            f"import sys; from fourfold.cli.main import main; sys.exit(main(['top', {url!r}, '-d', '0.1']))"
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+            f"from fourfold.cli.main import main; sys.exit(main(['top', {url!r}, '-d', '0.1']))"
         )
         child = subprocess.Popen(
             [sys.executable, "-c", code], stdin=follower, stdout=follower, stderr=subprocess.PIPE,
