@@ -1,11 +1,11 @@
-"""Going through the beginning of an answer changes no mask."""
+"""Going through the beginning of an answer computes its first masks and changes none."""
 
 from __future__ import annotations
 
 import pytest
 from llguidance import LLMatcher
 
-from fourfold.grammar.rehearse import rehearse
+from fourfold.grammar.rehearse import STEPS, rehearse
 from fourfold.grammar.sources import Kind, make_constraint
 
 from .vocabulary import EOS, SHARED, VOCABULARY
@@ -32,3 +32,28 @@ def test_rehearsing_changes_no_mask(kind: Kind, source: object, answer: str) -> 
         assert fresh.consume_token(token)
     assert rehearsed.compute_bitmask() == fresh.compute_bitmask()
     assert not rehearsed.is_error()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "masks"),
+    [("regex", "([a-c][0-9])+", STEPS), ("choice", ["yes", "no"], 1)],
+)
+def test_some_masks_are_computed_and_none_after_the_end(kind: Kind, source: object, masks: int) -> None:
+    computed = 0
+
+    class Counted:
+        def __init__(self, matcher: LLMatcher) -> None:
+            self.matcher = matcher
+
+        def compute_bitmask(self) -> bytes:
+            nonlocal computed
+            computed += 1
+            return self.matcher.compute_bitmask()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.matcher, name)
+
+    grammar = make_constraint(kind, source, "f").grammar
+    matcher = Counted(LLMatcher(SHARED._ready_tokenizer(), grammar, log_level=0))
+    rehearse(matcher, (EOS,))  # type: ignore[arg-type]
+    assert computed == masks
