@@ -113,7 +113,7 @@ def test_the_engine_does_not_outlive_a_killed_front(tiny_model: Path, tmp_path: 
     with running(tiny_model, env=[("FOURFOLD_CACHE_DIR", str(tmp_path))]) as server:
         engine = server.engine_pid
         server.process.kill()
-        wait_for(lambda: not Path(f"/proc/{engine}").exists(), 5)
+        wait_for(lambda: not Path(f"/proc/{engine}").exists(), 30)
 
 
 def test_api_key(tiny_model: Path, tmp_path: Path) -> None:

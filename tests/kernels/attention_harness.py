@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,3 +246,11 @@ def reference(layer: Layer, tokens: Tokens, cached_k: Floats | None = None) -> N
             total = total + np.exp(layer.sinks[head] - top)
         out[:, head] = weights / total @ v[:, head // group]
     return out.reshape(count, -1)
+
+
+def hide(part: NDArray[np.uint8]) -> None:
+    """Makes memory that begins and ends with a page unreadable: to read it ends the process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_access = 0
+    if libc.mprotect(ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(part.nbytes), no_access):
+        raise OSError(ctypes.get_errno(), "mprotect")

@@ -85,7 +85,7 @@ def test_leaving_and_aborting_in_the_thread() -> None:
         await client.abort("w0")
         assert [e.finish_reason for e in await waiting[0]] == ["abort"]
         await stream.aclose()
-        assert (await asyncio.wait_for(waiting[1], 2))[-1].finish_reason == "length"
+        assert (await asyncio.wait_for(waiting[1], 20))[-1].finish_reason == "length"
         stats = await client.stats()
         assert (stats.running, stats.waiting, stats.live_blocks, stats.aborted) == (0, 0, 0, 2)
         await client.close()
@@ -129,7 +129,7 @@ def test_a_crash_of_the_core_reaches_every_stream() -> None:
     async def main() -> None:
         client = ThreadedEngine(make_engine(FakeBackend(hook=crash)))
         with pytest.raises(EngineDeadError, match="core"):
-            await asyncio.wait_for(collect(client, request("a", [1])), 2)
+            await asyncio.wait_for(collect(client, request("a", [1])), 20)
         assert "core" in (await client.healthy())[1]
         await client.close()
 

@@ -39,7 +39,7 @@ def _import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 async def engine(model: str = "fake", **config: object) -> AsyncIterator[RemoteEngine]:
     client = RemoteEngine(EngineConfig(model=model, seed=1, **config), factory=FACTORY)  # type: ignore[arg-type]
     try:
-        await asyncio.wait_for(client.ready(), 20)
+        await asyncio.wait_for(client.ready(), 60)
         yield client
     finally:
         await client.close()
@@ -49,7 +49,7 @@ async def collect(client: RemoteEngine, item: EngineRequest) -> list[EngineEvent
     return [event async for event in client.submit(item)]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> float:
     """Seconds until it held."""
     start = time.monotonic()
     while not await condition():
@@ -197,7 +197,7 @@ def test_abort_by_id_ends_the_stream() -> None:
             await asyncio.sleep(0.2)
             await client.abort("a")
             await client.abort("nobody")
-            events = await asyncio.wait_for(task, 2)
+            events = await asyncio.wait_for(task, 20)
             assert events[-1].finish_reason == "abort"
 
     asyncio.run(main())
@@ -217,9 +217,9 @@ def test_kill_9_fails_what_was_seen_retries_what_was_not_and_restarts() -> None:
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 async for _ in seen:
                     pass
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 5.0
             assert (await client.healthy())[0] is False
-            events = await asyncio.wait_for(unseen, 10)
+            events = await asyncio.wait_for(unseen, 30)
             alone = run(make_engine(), request("unseen", [4, 5, 6], max_tokens=5))["unseen"]
             assert tokens(events) == tokens(alone)
             assert client.restarts == 1
@@ -235,8 +235,8 @@ def test_a_request_that_kills_engines_is_retried_once_only() -> None:
     async def main() -> None:
         async with engine() as client:
             with pytest.raises(EngineDeadError):
-                await asyncio.wait_for(collect(client, request("poison", [KILL_TOKEN, 1])), 15)
-            good = await asyncio.wait_for(collect(client, request("good", [1, 2])), 15)
+                await asyncio.wait_for(collect(client, request("poison", [KILL_TOKEN, 1])), 30)
+            good = await asyncio.wait_for(collect(client, request("good", [1, 2])), 30)
             assert good[-1].finish_reason == "length"
             assert client.restarts == 2
 
@@ -330,7 +330,7 @@ def test_the_engine_does_not_survive_its_parent(tmp_path: Path) -> None:
     )
     assert result.returncode == -signal.SIGKILL
     pid = int(result.stdout)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 20
     while alive(pid):
         assert time.monotonic() < deadline, "the engine outlived its parent"
         time.sleep(0.02)

@@ -74,7 +74,7 @@ def test_a_crash_of_the_core_ends_questions() -> None:
                 await client.view(None)
 
         with pytest.raises(EngineDeadError):
-            await asyncio.wait_for(ask_on(), 5)
+            await asyncio.wait_for(ask_on(), 20)
         await stream.aclose()
 
     asyncio.run(main())
@@ -109,7 +109,7 @@ def test_an_engine_that_dies_ends_questions_and_keeps_its_counters() -> None:
             await asyncio.sleep(0.05)
             os.kill(client.pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError):
-                await asyncio.wait_for(question, 5)
+                await asyncio.wait_for(question, 20)
             with pytest.raises(EngineDeadError):
                 await client.view(None)
 
@@ -132,7 +132,7 @@ def test_who_gives_up_a_question_leaves_nothing() -> None:
                 await asyncio.wait_for(client.view(None), 0.05)
             assert not client._questions
             os.kill(client.pid, signal.SIGCONT)
-            assert (await asyncio.wait_for(client.view(None), 5)).open_requests == 0
+            assert (await asyncio.wait_for(client.view(None), 20)).open_requests == 0
 
     asyncio.run(main())
 

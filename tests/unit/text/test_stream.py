@@ -106,10 +106,10 @@ def test_a_token_costs_the_same_early_and_late() -> None:
     ids = tokenizer.encode("Hello world " * 4, False)
 
     def seconds(detokenizer: Detokenizer) -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for id in ids * 20:
             detokenizer.push((id,))
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     detokenizer = Detokenizer(tokenizer)
     seconds(detokenizer)
@@ -326,8 +326,8 @@ def test_a_token_takes_microseconds() -> None:
     tokenizer = small_bpe()
     ids = tokenizer.encode("Hello world the " * 500, False)
     processor = OutputProcessor(tokenizer, SamplingParams(stop=("never", "ever", "<|")), tokenizer.eos_ids)
-    start = time.perf_counter()
+    start = time.thread_time()
     for id in ids:
         processor.feed([id])
     # About 3 microseconds on the reference machine; the bound leaves room for a busy one.
-    assert (time.perf_counter() - start) / len(ids) < 100e-6
+    assert (time.thread_time() - start) / len(ids) < 100e-6
