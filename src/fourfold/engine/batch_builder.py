@@ -20,7 +20,8 @@ _EMPTY_IDS: NDArray[np.int32] = np.zeros(0, np.int32)
 _EMPTY_VALUES: NDArray[np.float32] = np.zeros(0, np.float32)
 _FIELDS: Any = SAMPLE_DTYPE.fields
 _SIZE = SAMPLE_DTYPE.itemsize
-_ROW, _COUNTER = (_FIELDS[name][1] for name in ("row", "counter"))
+_DRAW = _FIELDS["counter"][1]
+"""Of a token's index and, behind it, its row."""
 _HISTORY, _BIAS, _BAN = (_FIELDS[name][1] for name in ("history_start", "bias_start", "ban_start"))
 _MASK = _FIELDS["mask"][1]
 
@@ -48,8 +49,8 @@ class Scheduled(msgspec.Struct):
 def build_batch(plan: Iterable[Scheduled]) -> Batch:
     """Fills in first_row, targets and samples of each Scheduled, and lays out the arrays in that order."""
     tokens, blocks = array("i"), array("i")
-    counts, contexts, starts = [], [], [0]
-    records: list[bytes | bytearray] = []
+    counts, contexts, starts = array("i"), array("i"), array("i", (0,))
+    records = bytearray()
     history, bias_ids, bias_values, ban_ids = array("i"), array("i"), array("f"), array("i")
     guided: list[Guided] = []
     rows = masks = 0
@@ -65,8 +66,10 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
         else:
             tokens.extend(seq.tokens[start:end])
         row = len(tokens)
-        tokens.extend(item.draft.tokens)
-        counts.append(count + len(item.draft.tokens))
+        draft, places = item.draft.tokens, item.draft.places
+        if draft:
+            tokens.extend(draft)
+        counts.append(count + len(draft))
         contexts.append(start)
         blocks.extend(table.blocks)
         starts.append(len(blocks))
@@ -80,13 +83,12 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
                 item.targets = last - first
                 vocab = int(np.frombuffer(seq.record, SAMPLE_DTYPE)["allowed_vocab"][0])
                 targets = seq.tokens[first + 1 : last + 1]
-                records.append(target_records(seq.request.sampling, targets, row - end + first, vocab))
+                records += target_records(seq.request.sampling, targets, row - end + first, vocab)
                 rows += item.targets
         item.samples = end == len(seq.tokens) and seq.wants_tokens
         if item.samples:
-            record = bytearray(seq.record)
-            draft, places = item.draft.tokens, item.draft.places
-            counter, prompt_start = len(seq.tokens) - seq.prompt_len, len(history)
+            counter, prompt_start = end - seq.prompt_len, len(history)
+            bias = (0, 0)
             if seq.penalized:
                 history.extend(seq.tokens)
                 history.extend(draft)
@@ -94,36 +96,34 @@ def build_batch(plan: Iterable[Scheduled]) -> Batch:
                 at = len(bias_ids)
                 bias_ids.extend(seq.bias_ids)
                 bias_values.extend(seq.bias_values)
-                pack_into("<2i", record, _BIAS, at, len(bias_ids))
+                bias = (at, len(bias_ids))
             if seq.guide is not None:
                 item.first_mask = masks
                 guided.append(Guided(seq.guide, draft, places))
             for place in places:
-                pack_into("<i", record, _ROW, row - 1 + place)
-                pack_into("<Q", record, _COUNTER, counter + place)
+                record = len(records)
+                records += seq.record
+                pack_into("<Qi", records, record + _DRAW, counter + place, row - 1 + place)
                 if seq.patched:
                     if seq.penalized:
-                        ends = (prompt_start + seq.prompt_len, prompt_start + len(seq.tokens) + place)
-                        pack_into("<3i", record, _HISTORY, prompt_start, *ends)
-                    banned = bool(seq.ban_ids) and counter + place < seq.min_tokens
-                    at = len(ban_ids)
-                    if banned:
+                        ends = (prompt_start + seq.prompt_len, prompt_start + end + place)
+                        pack_into("<3i", records, record + _HISTORY, prompt_start, *ends)
+                    pack_into("<2i", records, record + _BIAS, *bias)
+                    if seq.ban_ids and counter + place < seq.min_tokens:
+                        at = len(ban_ids)
                         ban_ids.extend(seq.ban_ids)
-                    pack_into("<2i", record, _BAN, *((at, len(ban_ids)) if banned else (0, 0)))
+                        pack_into("<2i", records, record + _BAN, at, len(ban_ids))
                 if seq.guide is not None:
-                    pack_into("<i", record, _MASK, masks)
+                    pack_into("<i", records, record + _MASK, masks)
                     masks += 1
-                records.append(bytes(record))
             rows += len(places)
     return Batch(
         tokens=np.frombuffer(tokens, np.int32),
-        seq_tokens=np.array(counts, np.int32),
-        seq_context=np.array(contexts, np.int32),
-        block_start=np.array(starts, np.int32),
+        seq_tokens=np.frombuffer(counts, np.int32),
+        seq_context=np.frombuffer(contexts, np.int32),
+        block_start=np.frombuffer(starts, np.int32),
         blocks=np.frombuffer(blocks, np.int32),
-        samples=np.frombuffer(bytearray().join(records), SAMPLE_DTYPE)
-        if records
-        else np.zeros(0, SAMPLE_DTYPE),
+        samples=np.frombuffer(records, SAMPLE_DTYPE) if records else np.zeros(0, SAMPLE_DTYPE),
         history=np.frombuffer(history, np.int32) if history else _EMPTY_IDS,
         bias_ids=np.frombuffer(bias_ids, np.int32) if bias_ids else _EMPTY_IDS,
         bias_values=np.frombuffer(bias_values, np.float32) if bias_values else _EMPTY_VALUES,

@@ -88,12 +88,14 @@ class FairOrder:
     def charge(self, seq: Sequence, count: int) -> None:
         """`count` tokens of `seq` are computed in this step. What a preemption made it compute again, and
         what came from the cache, costs nothing."""
-        end = seq.computed + count
-        start = seq.charged
-        prompt = max(0, min(end, seq.prompt_len) - start)
-        service = (prompt * PROMPT_TOKEN + max(0, end - start - prompt) * ANSWER_TOKEN) / seq.request.weight
-        self._count(seq, service)
-        seq.charged, seq.last_charge = max(start, end), (service, start)
+        start, end = seq.charged, seq.computed + count
+        service = 0.0
+        if end > start:
+            prompt = max(0, min(end, seq.prompt_len) - start)
+            service = (prompt * PROMPT_TOKEN + (end - start - prompt) * ANSWER_TOKEN) / seq.request.weight
+            self._count(seq, service)
+            seq.charged = end
+        seq.last_charge = (service, start)
 
     def found(self, seq: Sequence) -> None:
         """What is computed of `seq` came from the cache."""

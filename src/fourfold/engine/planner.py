@@ -156,11 +156,12 @@ class Planner:
                 self.fair.overtake(seq, overtaken, planned.count)
 
     def _size(self) -> tuple[int, float]:
-        items = self.plan.values()
-        return (
-            sum(item.count + len(item.draft.tokens) for item in items),
-            sum(span_work(item.sequence.computed, item.count + len(item.draft.tokens)) for item in items),
-        )
+        tokens, work = 0, 0.0
+        for item in self.plan.values():
+            count = item.count + len(item.draft.tokens)
+            tokens += count
+            work += span_work(item.sequence.computed, count)
+        return tokens, work
 
     def _need(self, seq: Sequence) -> int:
         """Tokens that a waiting sequence would have to compute, as of a few steps ago."""
@@ -216,15 +217,16 @@ class Planner:
         while True:
             count = min(wanted, self._budget)
             held = len(table.blocks)
-            # A chunk takes what there is; only a sequence that could not advance at all displaces others.
-            count = min(count, (held + self.cache.ledger.available) * size - seq.computed)
-            if count > 0:
-                missing = -(-(seq.computed + count) // size) - held
-                if missing <= 0 or self.cache.allocate(table, missing):
-                    self.plan[seq] = Scheduled(seq, count)
-                    self._budget -= count
-                    self.fair.charge(seq, count)
-                    return True
+            missing = -(-(seq.computed + count) // size) - held
+            if missing > 0:
+                # A chunk takes what there is; only a sequence that could not advance at all displaces others.
+                missing = min(missing, self.cache.ledger.available)
+                count = min(count, (held + missing) * size - seq.computed)
+            if count > 0 and (missing <= 0 or self.cache.allocate(table, missing)):
+                self.plan[seq] = Scheduled(seq, count)
+                self._budget -= count
+                self.fair.charge(seq, count)
+                return True
             victim = last(self.running)
             self._preempt(victim, "kv_blocks")
             if victim is seq:

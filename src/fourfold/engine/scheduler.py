@@ -22,7 +22,7 @@ from fourfold.engine.policy import Limits, check_request, rank_of, retry_after
 from fourfold.engine.recorder import Recorder
 from fourfold.engine.seeds import Seeds
 from fourfold.engine.sequence import Sequence, SequenceState
-from fourfold.engine.speculate.draft import Draft
+from fourfold.engine.speculate.draft import NO_DRAFT, Draft
 from fourfold.engine.speculate.speculator import Speculator
 from fourfold.engine.step_cost import StepCosts
 from fourfold.errors import DeadlineError, InvalidRequestError, OverloadedError
@@ -186,6 +186,7 @@ class Scheduler:
         events = self.take_orphans()
         drawn: list[int] = result.token.tolist()
         bad = any(result.status.tolist())  # a reduction of NumPy's costs ten times as much between two steps
+        ended_at = self.recorder.clock()
         for item in self._plan.values():
             seq = item.sequence
             if seq.state != SequenceState.RUNNING or seq.table is None:
@@ -197,7 +198,7 @@ class Scheduler:
                 continue
             seq.computed += item.count
             self.cache.insert(seq.table, seq.tokens, seq.computed)
-            event = self._draw(item, batch, result, drawn)
+            event = self._draw(item, batch, result, drawn, ended_at)
             if event is None:
                 continue
             if event.finish_reason == "error":
@@ -220,10 +221,15 @@ class Scheduler:
         return events
 
     def _draw(
-        self, item: Scheduled, batch: Batch, result: StepResult, drawn: list[int]
+        self, item: Scheduled, batch: Batch, result: StepResult, drawn: list[int], ended_at: float
     ) -> EngineEvent | None:
-        """What the step brought for one sequence: a token, and another for each guess that was right."""
+        """What the step, over at `ended_at`, brought for one sequence: a token, and another for each guess
+        that was right."""
         seq, draft = item.sequence, item.draft
+        if draft is NO_DRAFT and seq.guide is None:
+            event = token_event(seq, item, drawn, result)
+            seq.recording.computed(ended_at, item.count, 0 if event is None else len(event.token_ids))
+            return event
         known = len(seq.tokens)
         whole: EngineEvent | None = None
         for i, place in enumerate(draft.places):
@@ -241,7 +247,7 @@ class Scheduler:
                 seq.recording.drew_more(produced, forced)
             else:
                 computed = item.count + len(draft.tokens)
-                seq.recording.computed(self.recorder.clock(), computed, produced, forced)
+                seq.recording.computed(ended_at, computed, produced, forced)
             if event is not None and seq.guide is not None:
                 event = self._guided(seq, seq.guide, event)
             if event is not None:
