@@ -58,7 +58,8 @@ class Report:
             found.append(f"/health took {self.slowest_health:.1f} s")
         if self.unhealthy and not self.kills:
             found.append(f"/health failed {self.unhealthy} times")
-        if self.outcomes["lost"] or (self.outcomes["error"] and not self.kills):
+        failed = any(outcome.startswith("error") for outcome in self.outcomes)
+        if self.outcomes["lost"] or (failed and not self.kills):
             found.append(f"requests failed: {dict(self.outcomes)}")
         early, late = self.rss[len(self.rss) // 5], self.rss[-1]
         growth = [new - old for old, new in zip(early, late, strict=True)]
@@ -108,38 +109,39 @@ def _body(rng: random.Random, sizes: Sizes) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": words}
 
 
-def _kind(status: int, body: dict[str, Any]) -> str:
-    """What an answer's status says. Only who allows little time may be told that it was not enough."""
+def _kind(failure: str, body: dict[str, Any]) -> str:
+    """How a request ended: `failure` is the error object it got, or "". Only who allows little time may be
+    told that it was not enough."""
     timed = "timeout" in body or "ttft_timeout" in body
-    return "finished" if status == 200 else "late" if timed and status in (503, 504) else "error"
+    late = any(f'"code":"{code}"' in failure for code in ("timeout", "deadline_unreachable"))
+    return "finished" if not failure else "late" if timed and late else f"error: {failure}"
 
 
 async def _one(client: httpx.AsyncClient, rng: random.Random, sizes: Sizes) -> str:
-    """One request: finished, left (by us), late (refused or ended for its timeout), error (an answer that
-    says so) or lost (no end at all)."""
+    """One request: finished, left (by us), late (refused or ended for its timeout), "error: ..." (an answer
+    that says so) or lost (no end at all)."""
     path, body = _body(rng, sizes)
     leaves = rng.random() < 0.4
     try:
         if not body["stream"]:
             timeout = httpx.Timeout(rng.uniform(0.001, 0.5)) if leaves else httpx.USE_CLIENT_DEFAULT
             answer = await client.post(path, json=body, timeout=timeout)
-            return _kind(answer.status_code, body)
+            return _kind("" if answer.status_code == 200 else answer.text, body)
         until = rng.randrange(0, 12) if leaves else None
         async with client.stream("POST", path, json=body) as stream:
             if stream.status_code != 200:
-                return _kind(stream.status_code, body)
-            number, failed, late, last = 0, False, False, ""
+                return _kind((await stream.aread()).decode(), body)
+            number, failure, last = 0, "", ""
             async for line in stream.aiter_lines():
                 if until is not None and number >= until:
                     return "left"
                 if line:
                     number += 1
-                    failed |= line.startswith('data: {"error"')
-                    late |= failed and '"code":"timeout"' in line
+                    failure = failure or (line if line.startswith('data: {"error"') else "")
                     last = line
         if last != "data: [DONE]":
             return "lost"
-        return "late" if late else "error" if failed else "finished"
+        return _kind(failure, body)
     except httpx.TimeoutException:
         return "left" if leaves else "lost"
     except httpx.HTTPError:
