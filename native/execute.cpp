@@ -203,6 +203,11 @@ MatmulArgs Runtime::matmul_args(const Op& op, const Segment& s, const Division& 
   return a;
 }
 
+// Null behind the last one.
+static const uint8_t* tile_of(const Matrix& m, int tile) {
+  return tile < m.tiles() ? m.data + size_t(tile) * m.tile_bytes() : nullptr;
+}
+
 void Runtime::linear(const Op& op, Walk& w) {
   const int rows = rows_of(op.out.slot, w);
   const ActRows prepared = prepare(op, rows, w);
@@ -217,6 +222,7 @@ void Runtime::linear(const Op& op, Walk& w) {
     a.out.stride = stride(op.out.slot);
     a.out.scale = op.scale;
     a.out.softcap = op.softcap;
+    a.next = tile_of(*a.w, tile1);
     if (op.residual >= 0) {
       a.out.residual = slot_[size_t(op.residual)] + column;
       a.out.residual_stride = stride(op.residual);
@@ -237,6 +243,7 @@ void Runtime::gated(const Op& op, Walk& w) {
     g.out.stride = kBlockTiles * kTile;
     g.out.row_base = row0;
     g.out.column_base = tile0 * kTile;
+    g.next = tile_of(spec_.matrices[size_t(op.segments[1].matrix)], tile0);
     k_.matmul_block(g, tile0, tile1, row0, row1, mine.scratch);
     MatmulArgs u = matmul_args(op, op.segments[1], d, prepared);
     u.out.out = at(op.out);
@@ -244,6 +251,7 @@ void Runtime::gated(const Op& op, Walk& w) {
     u.out.gate = mine.gate;
     u.out.gate_stride = kBlockTiles * kTile;
     u.out.act = op.act;
+    u.next = tile_of(*g.w, tile1);
     if (op.residual >= 0) {
       u.out.residual = slot_[size_t(op.residual)];
       u.out.residual_stride = stride(op.residual);

@@ -73,6 +73,7 @@ struct MatmulArgs {
   int32_t stream_rows = 0;  // int8: weights of blocks of up to so many rows are unpacked in registers
   ActRows act;
   MatmulOut out;
+  const uint8_t* next = nullptr;  // packed weights that will be wanted after this block
 };
 
 constexpr int kStreamRows = 4;  // rows that weights unpacked in registers meet at once

@@ -60,19 +60,35 @@ static FF_INLINE void each_pair(const uint8_t* p, const Scales& s, Body&& body) 
   }
 }
 
+// Where the weights are that will be wanted when those at p were used: 4 KiB on, in this tile or behind the
+// beginning of the one that comes after it.
+struct Ahead {
+  const uint8_t* end;  // of the tile
+  ptrdiff_t jump;      // from there to the next one
+
+  Ahead(const uint8_t* tile, size_t bytes, const uint8_t* next)
+      : end(tile + bytes), jump(next ? next - end : 0) {}
+  FF_INLINE const uint8_t* of(const uint8_t* p) const {
+    p += 4096;
+    return p < end ? p : p + jump;
+  }
+};
+
 template <int BITS, int GROUP, bool OFFSET>
 static FF_INLINE void prefetch_group(const uint8_t* p) {
   constexpr int lines = (GROUP * BITS * 2 + (OFFSET ? 64 : 32) + 63) / 64;
   FF_UNROLL(10)
-  for (int line = 0; line < lines; line++) prefetch(p + 4096 + 64 * line);
+  for (int line = 0; line < lines; line++) prefetch(p + 64 * line);
 }
 
 // Decodes one tile from its first k on. A unit of fewer than kUnit k is the last one of the matrix.
+// next: the tile that will be decoded after it, or null.
 template <int BITS, int GROUP, bool OFFSET>
 class IntDecoder {
  public:
-  FF_INLINE IntDecoder(const Matrix& m, int tile)
+  FF_INLINE IntDecoder(const Matrix& m, int tile, const uint8_t* next)
       : p_(m.data + size_t(tile) * m.tile_bytes()),
+        ahead_(p_, m.tile_bytes(), next),
         bytes_(m.group_bytes()),
         zero_(set1(float(-m.zero))),
         wide_(m.wide) {}
@@ -83,13 +99,14 @@ class IntDecoder {
 
  private:
   FF_INLINE void group(uint16_t* out) {
-    prefetch_group<BITS, GROUP, OFFSET>(p_);
+    prefetch_group<BITS, GROUP, OFFSET>(ahead_.of(p_));
     const Scales s = load_scales<OFFSET>(p_ + GROUP * BITS * 2, wide_, zero_);
     each_pair<BITS, GROUP>(p_, s, [&](int k, F w0, F w1) { store_bf16_cut(out + k * kTile, w0, w1); });
     p_ += bytes_;
   }
 
   const uint8_t* p_;
+  Ahead ahead_;
   size_t bytes_;
   F zero_;
   bool wide_;
@@ -98,14 +115,17 @@ class IntDecoder {
 template <Code code>
 class Fp8Decoder {
  public:
-  FF_INLINE Fp8Decoder(const Matrix& m, int tile)
-      : p_(m.data + size_t(tile) * m.tile_bytes()), left_(m.k), group_(m.group) {
+  FF_INLINE Fp8Decoder(const Matrix& m, int tile, const uint8_t* next)
+      : p_(m.data + size_t(tile) * m.tile_bytes()),
+        ahead_(p_, m.tile_bytes(), next),
+        left_(m.k),
+        group_(m.group) {
     start();
   }
   FF_INLINE void unit(int n, uint16_t* out) {
     for (int i = 0; i < n; i += 4, out += 64) {
       if (in_group_ == 0) p_ += kTile * 4, start();
-      prefetch(p_ + 4096);
+      prefetch(ahead_.of(p_));
       Pairs low, high;
       reader_.two(p_, low, high);
       store_bf16_cut(out, mul(even(low), scale_), mul(odd(low), scale_));
@@ -122,6 +142,7 @@ class Fp8Decoder {
 
   CodeReader<code> reader_;
   const uint8_t* p_;
+  Ahead ahead_;
   F scale_;
   int left_, group_, in_group_;
 };

@@ -117,7 +117,10 @@ static void bf16_block(const MatmulArgs& a, int tile0, int tile1, int row0, int 
     s.w = decoded;
     s.w_stride = size_t(stage_k) * kTile;
     with_decoder(m, [&]<class Decoder>() {
-      auto decoder = [&](int t) { return Decoder(m, tile0 + (t < tiles ? t : 0)); };
+      auto decoder = [&](int t) {
+        return Decoder(m, tile0 + (t < tiles ? t : 0),
+                       a.next ? a.next + size_t(t) * m.tile_bytes() : nullptr);
+      };
       Decoder each[kBlockTiles] = {decoder(0), decoder(1), decoder(2), decoder(3)};
       for (int k0 = 0; k0 < m.k; k0 += stage_k, s.x += stage_k, s.first = false) {
         const int n = m.k - k0 < stage_k ? m.k - k0 : stage_k;

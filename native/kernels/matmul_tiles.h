@@ -35,8 +35,12 @@ class Feed {
   static constexpr bool kDecodes = true;
   static constexpr size_t kUnitStride = 2 * kUnitValues;
   const size_t tile_stride = kUnitValues;
-  FF_INLINE Feed(const Matrix& m, int tile, int tiles, uint16_t* buffer)
-      : left_(m, tile), right_(m, tile + tiles - 1), k_(m.k), buffer_(buffer) {}
+  // next: the tiles that are decoded after these, one behind the other; or null.
+  FF_INLINE Feed(const Matrix& m, int tile, int tiles, const uint8_t* next, uint16_t* buffer)
+      : left_(m, tile, next),
+        right_(m, tile + tiles - 1, next ? next + m.tile_bytes() : nullptr),
+        k_(m.k),
+        buffer_(buffer) {}
   FF_INLINE const uint16_t* stage(int) const { return buffer_; }
   FF_INLINE void unit(int index, bool right) {
     const int n = k_ < kUnit ? k_ : kUnit;
@@ -77,11 +81,10 @@ struct Square {
   int units;    // whole ones
   int decoded;  // with the one that is not
   int mask;     // of the index of a unit in w
-  float* sums;  // [rows][2][16], what earlier stages came to and this one comes to
+  float* sums;  // [rows][2][16], what earlier stages came to
   bool load;
-  // Packed weights that the next pair of tiles will want, and bytes of them to fetch per unit.
-  const uint8_t* next;
-  int next_step;
+  float* to;  // what this stage comes to; rows to_stride apart
+  size_t to_stride;
 };
 
 // FIRST: these rows decode the weights.
@@ -106,8 +109,6 @@ static FF_INLINE void multiply(Unit& unit, const Square& s, Feeder& feed) {
   const size_t stride = s.x_stride * 2;
   for (int i = 0; i < s.units; i++, x += kUnit) {
     if (FIRST && i + kLead < s.decoded) feed.unit((i + kLead) & s.mask, RIGHT);
-    if (!FIRST)
-      for (int line = 0; line < s.next_step; line += 64) prefetch_l2(s.next + i * s.next_step + line);
     const uint16_t* w = s.w + size_t(i & s.mask) * Feeder::kUnitStride;
     unit.template load<4>(x, stride);
     unit.template load<6>(w, 64);
@@ -122,10 +123,11 @@ static FF_INLINE void multiply(Unit& unit, const Square& s, Feeder& feed) {
     }
     if (LOWER && RIGHT) unit.template dot_bf16<3, 5, 7>();
   }
-  unit.template store<0>(s.sums, row_bytes);
-  if (RIGHT) unit.template store<1>(s.sums + kTile, row_bytes);
-  if (LOWER) unit.template store<2>(lower, row_bytes);
-  if (LOWER && RIGHT) unit.template store<3>(lower + kTile, row_bytes);
+  const size_t to_bytes = s.to_stride * sizeof(float);
+  unit.template store<0>(s.to, to_bytes);
+  if (RIGHT) unit.template store<1>(s.to + kTile, to_bytes);
+  if (LOWER) unit.template store<2>(s.to + kTileRows16 * s.to_stride, to_bytes);
+  if (LOWER && RIGHT) unit.template store<3>(s.to + kTileRows16 * s.to_stride + kTile, to_bytes);
 }
 
 template <bool FIRST, class Unit, class Feeder>
@@ -152,11 +154,13 @@ static void configure(Unit& unit, int rows) {
 // A few rows over ints, without the unit: its sums in its order, but the weights never leave the registers,
 // which halves the time. x: [ROWS, k] in fp32; k is a multiple of kUnit.
 template <class Kind, int ROWS>
-static void stream_tile_ints(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0) {
+static void stream_tile_ints(const MatmulArgs& a, const float* x, int tile, int block_tile, int row0,
+                             const uint8_t* next) {
   constexpr int BITS = Kind::bits, GROUP = Kind::group;
   const Matrix& m = *a.w;
   const size_t bytes = m.group_bytes(), stride = size_t(m.k);
   const uint8_t* p = m.data + size_t(tile) * m.tile_bytes();
+  const Ahead ahead(p, m.tile_bytes(), next);
   const F zero_point = set1(float(-m.zero));
   F y[ROWS];
   FF_UNROLL(2)
@@ -167,7 +171,7 @@ static void stream_tile_ints(const MatmulArgs& a, const float* x, int tile, int 
     for (int r = 0; r < ROWS; r++) even[r] = odd[r] = zero();
     FF_UNROLL(2)
     for (int g = k0; g < k0 + kUnit; g += GROUP, p += bytes) {
-      prefetch_group<BITS, GROUP, Kind::offset>(p);
+      prefetch_group<BITS, GROUP, Kind::offset>(ahead.of(p));
       const Scales s = load_scales<Kind::offset>(p + GROUP * BITS * 2, m.wide, zero_point);
       each_pair<BITS, GROUP>(p, s, [&](int k, F w0, F w1) {
         w0 = bf16_cut(w0), w1 = bf16_cut(w1);
@@ -184,6 +188,11 @@ static void stream_tile_ints(const MatmulArgs& a, const float* x, int tile, int 
   for (int r = 0; r < ROWS; r++) finish(a, y[r], row0 + r, tile, r, block_tile);
 }
 
+// The packed weights that will be wanted when those before `tile` were used.
+static const uint8_t* after(const MatmulArgs& a, int tile, int tile1) {
+  return tile < tile1 ? a.w->data + size_t(tile) * a.w->tile_bytes() : a.next;
+}
+
 static void stream_ints(const MatmulArgs& a, int tile0, int tile1, int row0, int rows, float* x) {
   const int k = a.w->k;
   for (int r = 0; r < rows; r++)
@@ -191,10 +200,11 @@ static void stream_ints(const MatmulArgs& a, int tile0, int tile1, int row0, int
       store(x + size_t(r) * size_t(k) + i, load_bf16(a.act.bf16 + size_t(row0 + r) * a.act.q_stride + i));
   with_int_kind(*a.w, [&](auto kind) {
     for (int t = tile0; t < tile1; t++) {
+      const uint8_t* next = after(a, t + 1, tile1);
       if (rows == 1) {
-        stream_tile_ints<decltype(kind), 1>(a, x, t, t - tile0, row0);
+        stream_tile_ints<decltype(kind), 1>(a, x, t, t - tile0, row0, next);
       } else {
-        stream_tile_ints<decltype(kind), kFewRows>(a, x, t, t - tile0, row0);
+        stream_tile_ints<decltype(kind), kFewRows>(a, x, t, t - tile0, row0, next);
       }
     }
   });
@@ -203,6 +213,39 @@ static void stream_ints(const MatmulArgs& a, int tile0, int tile1, int row0, int
 struct Place {  // of a square in the matrix and in the block
   int row, rows, tile, tiles, block_row, block_tile;
 };
+
+// Whether all that is left to do with these tiles' sums is at most to gate them and to add a residual.
+static bool is_plain(const MatmulArgs& a, const Place& at) {
+  const MatmulOut& o = a.out;
+  return a.w->k % kUnit == 0 && (at.tile + at.tiles) * kTile <= a.w->n && !o.bias && o.scale == 1.0f &&
+         o.softcap == 0.0f;
+}
+
+static float* out_of(const MatmulArgs& a, const Place& at) {
+  const MatmulOut& o = a.out;
+  return o.out + size_t(at.row - o.row_base) * o.stride + (at.tile * kTile - o.column_base);
+}
+
+// The same as finish, for sums that are plain.
+template <bool GATE, bool RESIDUAL>
+static void finish_plain(const MatmulArgs& a, const float* sums, const Place& at) {
+  const MatmulOut o = a.out;
+  float* out = out_of(a, at);
+  const float* gate = GATE ? o.gate + size_t(at.block_row) * o.gate_stride + at.block_tile * kTile : nullptr;
+  const float* residual =
+      RESIDUAL ? o.residual + size_t(at.row) * o.residual_stride + at.tile * kTile : nullptr;
+  for (int r = 0; r < at.rows; r++) {
+    for (int t = 0; t < at.tiles * kTile; t += kTile) {
+      F y = load(sums + t);
+      if (GATE) y = mul(activate(o.act, load(gate + t)), y);
+      if (RESIDUAL) y = add(load(residual + t), y);
+      store(out + t, y);
+    }
+    sums += 2 * kTile, out += o.stride;
+    if (GATE) gate += o.gate_stride;
+    if (RESIDUAL) residual += o.residual_stride;
+  }
+}
 
 // pairs: of k after the last whole unit, their weights at w.
 static FF_INLINE void finish_square(const MatmulArgs& a, const Square& s, const uint16_t* w,
@@ -228,14 +271,10 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
   const int k = a.w->k;
   const bool once = row1 - row0 <= kSquareRows;  // then nothing need be kept
   const int stage_k = once || !Feeder::kDecodes ? k : kStageK;
+  const bool plain = is_plain(a, at), direct = plain && !a.out.gate && !a.out.residual;
   Square s{};
   s.x_stride = a.act.q_stride;
   s.mask = once && Feeder::kDecodes ? kRing - 1 : ~0;
-  // Rows after the first decode nothing; meanwhile memory is read for the pair that follows.
-  const uint8_t* next = a.w->data + size_t(at.tile + at.tiles) * a.w->tile_bytes();
-  const int later = ((row1 - row0 - 1) / kSquareRows) * (k / kUnit);
-  const bool fetches = Feeder::kDecodes && later > 0 && at.tile + 2 * at.tiles <= a.w->tiles();
-  s.next_step = fetches ? (int(size_t(at.tiles) * a.w->tile_bytes()) / later + 63) / 64 * 64 : 0;
   for (int k0 = 0; k0 < k; k0 += stage_k) {
     const int n = k - k0 < stage_k ? k - k0 : stage_k;
     s.units = n / kUnit;
@@ -247,17 +286,26 @@ static void tile_pair(Unit& unit, const MatmulArgs& a, Feeder& feed, Place at, i
       at.rows = row1 - r < kSquareRows ? row1 - r : kSquareRows;
       if (at.rows != configured) configure(unit, configured = at.rows);
       s.x = a.act.bf16 + size_t(r) * a.act.q_stride + size_t(k0);
-      s.sums = sums + size_t(at.block_row) * 2 * kTile;
+      s.sums = s.to = sums + size_t(at.block_row) * 2 * kTile;
+      s.to_stride = 2 * kTile;
+      const bool last = k0 + n == k;
+      if (last && direct) s.to = out_of(a, at), s.to_stride = a.out.stride;
       if (Feeder::kDecodes && r == row0) {
         multiply<true>(unit, s, at.rows, at.tiles == 2, feed);
       } else {
-        s.next = next;
-        next += s.units * s.next_step;
         multiply<false>(unit, s, at.rows, at.tiles == 2, feed);
       }
-      if (k0 + n == k)
+      if (!last || direct) continue;
+      if (!plain) {
         finish_square(a, s, s.w + size_t(s.units & s.mask) * Feeder::kUnitStride, feed.tile_stride,
                       (n - s.units * kUnit + 1) / 2, at);
+      } else if (!a.out.gate) {
+        finish_plain<false, true>(a, s.sums, at);
+      } else if (!a.out.residual) {
+        finish_plain<true, false>(a, s.sums, at);
+      } else {
+        finish_plain<true, true>(a, s.sums, at);
+      }
     }
   }
 }
@@ -283,7 +331,9 @@ static void tile_block(const MatmulArgs& a, int tile0, int tile1, int row0, int 
     pairs([&](const Place& at) { return NoFeed(m, at.tile); });
   } else {
     with_decoder(m, [&]<class Decoder>() {
-      pairs([&](const Place& at) { return Feed<Decoder>(m, at.tile, at.tiles, decoded); });
+      pairs([&](const Place& at) {
+        return Feed<Decoder>(m, at.tile, at.tiles, after(a, at.tile + at.tiles, tile1), decoded);
+      });
     });
   }
   unit.release();
