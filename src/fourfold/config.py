@@ -59,6 +59,9 @@ class SpeculationConfig:
             )
 
 
+DEFAULT_ITL_RATIO = 1.75
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One resolved configuration; printed at start. `None` means "derived or measured"."""
@@ -72,9 +75,10 @@ class EngineConfig:
     """Token budget of one step."""
     max_waiting: int = 1024
     """Bound of the waiting queue; beyond it requests get 429."""
-    max_itl_ratio: float = 1.75
+    max_itl_ratio: float | None = None
     """How many times longer the time between two tokens of an answer may become while prompts are computed
-    beside it; their chunks are cut accordingly. 0: no bound but the token budget."""
+    beside it; their chunks are cut accordingly. 0: no bound but the token budget. None: DEFAULT_ITL_RATIO
+    where answers are watched as they come (a server), 0 where they are not (LLM)."""
     itl_target_ms: float | None = None
     """The time between two tokens to keep, in milliseconds, instead of a ratio; fewer sequences run at a time
     if they must."""
@@ -143,7 +147,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ConfigError(f"{name} must be between 1 and 2147483647, got {value!r}")
-        if not (self.max_itl_ratio == 0 or 1 <= self.max_itl_ratio <= 1e6):
+        if not (self.max_itl_ratio is None or self.max_itl_ratio == 0 or 1 <= self.max_itl_ratio <= 1e6):
             raise ConfigError(
                 f"max_itl_ratio must be 0 (off) or between 1 and 1e6, got {self.max_itl_ratio!r}"
             )

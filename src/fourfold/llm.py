@@ -319,6 +319,9 @@ def _engine_config(model: str, config: Mapping[str, Any]) -> EngineConfig:
             raise ConfigError(
                 f"LLM has no setting {name!r}; did you mean {near[0]}? Known: {', '.join(known)}"
             )
+    if config.get("max_itl_ratio") is None:
+        # Whoever waits for whole answers wants them all soon, not each at an even pace.
+        config = {**config, "max_itl_ratio": 0.0}
     return EngineConfig(model=model, **config)
 
 

@@ -10,7 +10,7 @@ import click
 
 from fourfold.cli.speculation import speculation_config, speculation_options
 from fourfold.cli.values import byte_size, spelled
-from fourfold.config import EngineConfig, EvictionPolicy, Isa, OffloadCompression
+from fourfold.config import DEFAULT_ITL_RATIO, EngineConfig, EvictionPolicy, Isa, OffloadCompression
 from fourfold.types import SamplingParams
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +42,8 @@ def engine_options(command: F) -> F:
             f"Token budget of one step. [default: {DEFAULTS.max_num_batched_tokens}]")),
         click.option("--max-itl-ratio", "max_itl_ratio", type=click.FloatRange(0), metavar="RATIO", help=(
             "How many times longer the time between two tokens of an answer may become while prompts are "
-            f"computed; 0: as --max-num-batched-tokens lets it. [default: {DEFAULTS.max_itl_ratio}]")),
+            "computed; 0: as --max-num-batched-tokens lets it. "
+            f"[default: {DEFAULT_ITL_RATIO} of a server, else 0]")),
         click.option("--itl-target-ms", "itl_target_ms", type=click.FloatRange(0, min_open=True),
                      metavar="MS", help=(
             "Time between two tokens to keep, in milliseconds, instead of a ratio; fewer requests run at a "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fourfold.config import EngineConfig
+from fourfold.config import DEFAULT_ITL_RATIO, EngineConfig
 from fourfold.engine.batch import Backend, Batch, StepResult
 from fourfold.engine.cache import KVEventSink, RadixCache
 from fourfold.engine.compiling import CompileQueue
@@ -78,7 +78,8 @@ class Engine:
         self._speculator = make_speculator(config.speculation, backend.vocab_size, draft)
         self._mask_thread = ThreadPoolExecutor(1, "fourfold-masks")
         target = config.itl_target_ms
-        pace = Pace(config.max_itl_ratio, None if target is None else target / 1e3)
+        ratio = DEFAULT_ITL_RATIO if config.max_itl_ratio is None else config.max_itl_ratio
+        pace = Pace(ratio, None if target is None else target / 1e3)
         self.scheduler = Scheduler(limits, self.cache, seed, pace, self.recorder, self._speculator)
         self.kv.compares_with(self.scheduler.recompute_seconds)
         # What is advertised is what is enforced.

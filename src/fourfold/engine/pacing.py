@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fourfold.config import DEFAULT_ITL_RATIO
 from fourfold.engine.step_cost import StepCosts
 
 LEAST_CHUNK = 1
@@ -33,7 +34,7 @@ class Pace:
         run at a time.
     """
 
-    itl_ratio: float = 1.75
+    itl_ratio: float = DEFAULT_ITL_RATIO
     itl_target: float | None = None
 
     def chunk(self, costs: StepCosts, answers: Answers, context: int, most: int) -> int:

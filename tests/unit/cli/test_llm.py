@@ -188,6 +188,18 @@ def test_bad_requests(tiny: Path, say: Say, prompt: str, params: SamplingParams,
         assert llm.generate("good", use_tqdm=False)[0].outputs[0].text == "x"
 
 
+def test_prompts_are_not_cut_for_a_pace_that_nobody_sees(tiny: Path, say: Say) -> None:
+    sizes: list[int] = []
+    say("x" * 8, lambda batch: sizes.append(len(batch.tokens)))
+    prompts = [ids("abcd"), *(ids(letter * 60) for letter in "efg")]
+    with LLM(str(tiny), max_num_batched_tokens=64) as llm:
+        llm.generate(prompts, SamplingParams(max_tokens=8), use_tqdm=False)
+    assert max(sizes) == 64
+    assert sum(size > 4 for size in sizes) == 3, "184 tokens of prompts in three steps"
+    with LLM(str(tiny), max_itl_ratio=2.0) as llm:
+        assert llm.config.max_itl_ratio == 2.0
+
+
 def test_the_backend_is_closed(tiny: Path, say: Say) -> None:
     backend = say("x")
     with LLM(str(tiny)):
